@@ -1,0 +1,67 @@
+// Stage [3] of the flow: which kernel answers a Problem on a device, and how it will run.
+#pragma once
+
+#include <fa101/device_info.h>
+#include <fa101/export.h>
+#include <fa101/params.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fa101 {
+
+// What is split over blocks. All of today's kernels split queries.
+enum class Strategy : uint8_t { kSplitQ };
+
+constexpr const char* name_of(Strategy) { return "split_q"; }
+
+struct Tile {
+    int block_m = 0;   // query rows a block owns (the papers' Br)
+    int block_n = 0;   // keys of one step (Bc)
+    int head_dim = 0;  // head_dim the tile is compiled for; smaller ones are padded with zeros
+    int num_warps = 0;
+    int stages = 1;  // K/V tiles in flight
+};
+
+struct Plan {
+    const char* kernel = "";  // a name from kernels()
+    Strategy strategy = Strategy::kSplitQ;
+    Tile tile;
+    int num_splits = 1;
+    int64_t workspace_bytes = 0;  // the caller provides this much, 256-byte aligned, on the device
+    std::string reason;           // one sentence: why this kernel
+};
+
+// Picks a kernel. Pure: no CUDA call, the same answer for the same question. Throws
+// InvalidArgument for an unknown or unfit `kernel` or `strategy` (naming those that fit), and
+// Unsupported when no kernel fits.
+FA101_EXPORT Plan plan(const Problem& problem, const DeviceInfo& device,
+                       std::string_view kernel = "auto", std::string_view strategy = "auto");
+
+// An opaque cudaStream_t; null is CUDA's default stream. Ignored on the CPU.
+using Stream = void*;
+
+// Enqueues the work on `stream` of the current device (CUDA) or does it (CPU). Never allocates
+// device memory, never synchronises; can be captured in a CUDA graph.
+FA101_EXPORT void run(const Plan& plan, const Problem& problem, const Tensors& tensors,
+                      void* workspace, Stream stream);
+
+// Several lines for people: the problem, the kernel, the tile, the workspace and why.
+FA101_EXPORT std::string explain(const Plan& plan, const Problem& problem,
+                                 const DeviceInfo& device);
+
+// Every kernel of the library, in the order of the ladder.
+struct KernelInfo {
+    std::string name;
+    DeviceType device;
+    std::string lesson;  // one line
+};
+FA101_EXPORT std::vector<KernelInfo> kernels();
+
+// "" when the kernel answers the problem on the device, else the reason it does not.
+FA101_EXPORT std::string supports(std::string_view kernel, const Problem& problem,
+                                  const DeviceInfo& device);
+
+}  // namespace fa101

@@ -1,0 +1,41 @@
+// A borrowed view of one array: what every caller (C++, Python through DLPack) hands in.
+#pragma once
+
+#include <cstdint>
+
+namespace fa101 {
+
+enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16 };
+
+constexpr int64_t size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+
+constexpr const char* name_of(DType dtype) {
+    return dtype == DType::kFloat32   ? "float32"
+           : dtype == DType::kFloat16 ? "float16"
+                                      : "bfloat16";
+}
+
+enum class DeviceType : uint8_t { kCpu, kCuda };
+
+struct Device {
+    DeviceType type = DeviceType::kCpu;
+    int index = 0;
+
+    friend bool operator==(Device a, Device b) { return a.type == b.type && a.index == b.index; }
+    friend bool operator!=(Device a, Device b) { return !(a == b); }
+};
+
+constexpr int kMaxDims = 4;
+
+// Strides count elements, not bytes. The memory stays the caller's.
+struct TensorView {
+    void* data = nullptr;
+    DType dtype = DType::kFloat32;
+    Device device;
+    int ndim = 0;
+    int64_t shape[kMaxDims] = {};
+    int64_t strides[kMaxDims] = {};
+    bool read_only = false;
+};
+
+}  // namespace fa101

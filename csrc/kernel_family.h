@@ -1,0 +1,53 @@
+// What every kernel family gives. Plain C++, compiled in every build, so that plans for any GPU can
+// be made and tested without nvcc; only `launch` needs it. Adding a kernel is its own folder and
+// one line in registry.cpp.
+#pragma once
+
+#include <fa101/device_info.h>
+#include <fa101/params.h>
+#include <fa101/plan.h>
+
+#include <cstdint>
+#include <string>
+
+namespace fa101 {
+
+struct KernelFamily {
+    const char* name;
+    DeviceType device;
+    const char* lesson;  // one line, for --list
+
+    // "" when the family answers the problem on the device, else the reason it does not.
+    std::string (*supports)(const Problem&, const DeviceInfo&);
+
+    // Changes speed, never results. Called only when supports() says "".
+    Tile (*tile)(const Problem&, const DeviceInfo&);
+
+    // Bytes of workspace the launch needs.
+    int64_t (*workspace)(const Tile&, const Problem&);
+
+    // Enqueues the kernel; the problem is never empty (Problem::is_empty). Null in a build that
+    // has no code for it.
+    void (*launch)(const Plan&, const Problem&, const Tensors&, void* workspace, Stream stream);
+
+    // The compiled architectures, ';'-separated as FA101_ARCHS spells them; null for CPU kernels.
+    const char* archs;
+};
+
+// All families, in the order of the ladder.
+struct Registry {
+    const KernelFamily* const* begin_;
+    int size_;
+    const KernelFamily* const* begin() const { return begin_; }
+    const KernelFamily* const* end() const { return begin_ + size_; }
+    int size() const { return size_; }
+};
+Registry registry();
+
+// The family called `name`, or null.
+const KernelFamily* find_kernel(std::string_view name);
+
+// True when code compiled for `archs` ("75-real;90-virtual;90a-real") runs on a device of `arch`.
+bool archs_serve(const char* archs, int arch);
+
+}  // namespace fa101

@@ -1,0 +1,275 @@
+// [2] Every check on user input. Below this file nothing is checked again.
+#include <fa101/error.h>
+#include <fa101/params.h>
+
+#include "common/mask.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+namespace fa101 {
+namespace {
+
+// Kernels count rows and blocks in 32 bits (offsets are 64-bit), with room for the last tile.
+constexpr int64_t kMaxSeqlen = std::numeric_limits<int32_t>::max() - 4096;
+
+std::string describe(const int64_t* values, int n) {
+    std::string text = "(";
+    for (int i = 0; i < n; ++i) text += (i ? ", " : "") + std::to_string(values[i]);
+    return text + (n == 1 ? ",)" : ")");
+}
+
+std::string describe(Device device) {
+    return device.type == DeviceType::kCpu ? "cpu" : "cuda:" + std::to_string(device.index);
+}
+
+// One tensor's axes, whatever the layout.
+struct Axes {
+    int64_t batch, heads, rows, dim;
+    int64_t batch_stride, head_stride, row_stride;
+};
+
+Axes axes_of(const TensorView& t, const char* name, Layout layout) {
+    const bool bhsd = layout == Layout::kBHSD;
+    if (t.ndim != 4) {
+        throw InvalidArgument(std::string(name) + " has " + std::to_string(t.ndim) +
+                              " dimensions; it must have 4: " +
+                              (bhsd ? "(batch, heads, seqlen, head_dim) for layout bhsd"
+                                    : "(batch, seqlen, heads, head_dim) for layout bshd"));
+    }
+    for (int i = 0; i < 4; ++i) {
+        if (t.shape[i] < 0) {
+            throw InvalidArgument(std::string(name) + " has shape " + describe(t.shape, 4) +
+                                  "; sizes must not be negative");
+        }
+    }
+    if (t.shape[3] > 1 && t.strides[3] != 1) {
+        throw InvalidArgument(std::string(name) + " has strides " + describe(t.strides, 4) +
+                              "; the last axis (head_dim) must be contiguous, stride 1");
+    }
+    const int h = bhsd ? 1 : 2, s = bhsd ? 2 : 1;
+    if (t.shape[s] > kMaxSeqlen) {
+        throw InvalidArgument(std::string(name) + " has sequence length " +
+                              std::to_string(t.shape[s]) + "; at most " +
+                              std::to_string(kMaxSeqlen) + " is supported");
+    }
+    const bool empty = t.shape[0] * t.shape[1] == 0 || t.shape[2] * t.shape[3] == 0;
+    if (!empty && t.data == nullptr) {
+        throw InvalidArgument(std::string(name) + " has no data (a null pointer)");
+    }
+    return {t.shape[0],   t.shape[h],   t.shape[s],  t.shape[3],
+            t.strides[0], t.strides[h], t.strides[s]};
+}
+
+void require_same(const char* what, const char* name, int64_t got, const char* other,
+                  int64_t expected) {
+    if (got != expected) {
+        throw InvalidArgument(std::string(name) + " has " + what + " " + std::to_string(got) +
+                              " but " + other + " has " + std::to_string(expected) +
+                              "; they must be equal");
+    }
+}
+
+void require_like_q(const TensorView& t, const char* name, const TensorView& q) {
+    if (t.dtype != q.dtype) {
+        throw InvalidType(std::string(name) + " has dtype " + name_of(t.dtype) +
+                          " but q has dtype " + name_of(q.dtype) + "; they must be equal");
+    }
+    if (t.device != q.device) {
+        throw InvalidArgument(std::string(name) + " is on " + describe(t.device) + " but q is on " +
+                              describe(q.device) + "; all tensors must be on one device");
+    }
+}
+
+// First and one past the last byte a tensor touches (strides may be negative or zero).
+struct Extent {
+    uintptr_t begin, end;
+};
+
+Extent extent_of(const TensorView& t) {
+    int64_t low = 0, high = 0;
+    for (int i = 0; i < t.ndim; ++i) {
+        if (t.shape[i] == 0) return {0, 0};
+        const int64_t reach = (t.shape[i] - 1) * t.strides[i];
+        (reach < 0 ? low : high) += reach;
+    }
+    const auto base = reinterpret_cast<intptr_t>(t.data);
+    const int64_t size = size_of(t.dtype);
+    return {static_cast<uintptr_t>(base + low * size),
+            static_cast<uintptr_t>(base + (high + 1) * size)};
+}
+
+bool overlap(const Extent& a, const Extent& b) { return a.begin < b.end && b.begin < a.end; }
+
+// Two elements of the output at one address would race. Sorted by stride, every axis must step over
+// all that the smaller axes reach.
+bool writes_collide(const TensorView& t) {
+    struct Axis {
+        int64_t stride, size;
+    };
+    Axis axes[kMaxDims];
+    int n = 0;
+    for (int i = 0; i < t.ndim; ++i) {
+        if (t.shape[i] == 0) return false;
+        if (t.shape[i] > 1) axes[n++] = {std::abs(t.strides[i]), t.shape[i]};
+    }
+    std::sort(axes, axes + n, [](Axis a, Axis b) { return a.stride < b.stride; });
+    int64_t reach = 0;
+    for (int i = 0; i < n; ++i) {
+        if (axes[i].stride <= reach) return true;
+        reach += (axes[i].size - 1) * axes[i].stride;
+    }
+    return false;
+}
+
+void require_output(const TensorView& t, const char* name) {
+    if (t.read_only) {
+        throw InvalidArgument(std::string(name) +
+                              " is read-only; the result cannot be written into it");
+    }
+    if (writes_collide(t)) {
+        throw InvalidArgument(std::string(name) + " has shape " + describe(t.shape, t.ndim) +
+                              " and strides " + describe(t.strides, t.ndim) +
+                              ": several elements share one address (an expanded tensor); an "
+                              "output must have an address for each");
+    }
+}
+
+// Rows may be read and written as 16-byte vectors.
+bool is_aligned16(const TensorView& t) {
+    const int64_t vector = 16 / size_of(t.dtype);
+    bool aligned = reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && t.shape[3] % vector == 0;
+    for (int i = 0; i < 3; ++i) aligned = aligned && (t.shape[i] <= 1 || t.strides[i] % vector == 0);
+    return aligned;
+}
+
+}  // namespace
+
+int64_t Problem::visible_pairs() const {
+    // Query i sees clamp(i + mask_right + 1, 0, seqlen_k) keys: none, a ramp, then all of them.
+    const int64_t first = std::clamp<int64_t>(-mask_right, 0, seqlen_q);  // first that sees a key
+    const int64_t all = std::clamp<int64_t>(seqlen_k - 1 - mask_right, first, seqlen_q);
+    const int64_t ramp = all - first;
+    const int64_t ramp_pairs = ramp * (first + mask_right + 1) + ramp * (ramp - 1) / 2;
+    return batch * num_heads * (ramp_pairs + (seqlen_q - all) * seqlen_k);
+}
+
+Params make_params(const TensorView& q, const TensorView& k, const TensorView& v,
+                   const TensorView& o, const TensorView* lse, const Options& options) {
+    const Axes aq = axes_of(q, "q", options.layout);
+    const Axes ak = axes_of(k, "k", options.layout);
+    const Axes av = axes_of(v, "v", options.layout);
+    const Axes ao = axes_of(o, "out", options.layout);
+
+    require_like_q(k, "k", q);
+    require_like_q(v, "v", q);
+    require_like_q(o, "out", q);
+
+    require_same("batch", "k", ak.batch, "q", aq.batch);
+    require_same("batch", "v", av.batch, "q", aq.batch);
+    require_same("head_dim", "k", ak.dim, "q", aq.dim);
+    require_same("seqlen", "v", av.rows, "k", ak.rows);
+    require_same("heads", "v", av.heads, "k", ak.heads);
+    if (aq.dim < 1) throw InvalidArgument("q has head_dim 0; it must be at least 1");
+    if (av.dim < 1) throw InvalidArgument("v has head_dim 0; it must be at least 1");
+    if (ak.heads == 0 ? aq.heads != 0 : aq.heads % ak.heads != 0) {
+        throw InvalidArgument("k has " + std::to_string(ak.heads) + " heads and q has " +
+                              std::to_string(aq.heads) +
+                              "; the heads of q must be a multiple of the heads of k and v");
+    }
+    require_same("batch", "out", ao.batch, "q", aq.batch);
+    require_same("heads", "out", ao.heads, "q", aq.heads);
+    require_same("seqlen", "out", ao.rows, "q", aq.rows);
+    require_same("head_dim", "out", ao.dim, "v", av.dim);
+    require_output(o, "out");
+
+    const Extent out_extent = extent_of(o);
+    const struct {
+        const char* name;
+        const TensorView& view;
+    } inputs[] = {{"q", q}, {"k", k}, {"v", v}};
+    for (const auto& input : inputs) {
+        if (overlap(out_extent, extent_of(input.view))) {
+            throw InvalidArgument(std::string("out overlaps ") + input.name +
+                                  " in memory; kernels write while they read");
+        }
+    }
+
+    if (lse != nullptr) {
+        const int64_t expected[3] = {aq.batch, aq.heads, aq.rows};
+        if (lse->dtype != DType::kFloat32) {
+            throw InvalidType(std::string("lse has dtype ") + name_of(lse->dtype) +
+                              "; it must be float32");
+        }
+        if (lse->device != q.device) {
+            throw InvalidArgument("lse is on " + describe(lse->device) + " but q is on " +
+                                  describe(q.device) + "; all tensors must be on one device");
+        }
+        int64_t dense = 1;
+        bool fits = lse->ndim == 3;
+        for (int i = 2; fits && i >= 0; --i) {
+            fits = lse->shape[i] == expected[i] && (expected[i] <= 1 || lse->strides[i] == dense);
+            dense *= std::max<int64_t>(expected[i], 1);
+        }
+        if (!fits) {
+            throw InvalidArgument("lse has shape " + describe(lse->shape, lse->ndim) +
+                                  " and strides " + describe(lse->strides, lse->ndim) +
+                                  "; it must be contiguous with shape (batch, heads, seqlen_q) = " +
+                                  describe(expected, 3));
+        }
+        require_output(*lse, "lse");
+        const Extent lse_extent = extent_of(*lse);
+        if (overlap(lse_extent, out_extent)) {
+            throw InvalidArgument("lse overlaps out in memory");
+        }
+        for (const auto& input : inputs) {
+            if (overlap(lse_extent, extent_of(input.view))) {
+                throw InvalidArgument(std::string("lse overlaps ") + input.name + " in memory");
+            }
+        }
+    }
+
+    const float default_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(aq.dim)));
+    const float softmax_scale = options.softmax_scale.value_or(default_scale);
+    if (!std::isfinite(softmax_scale)) {
+        throw InvalidArgument("softmax_scale is " + std::to_string(softmax_scale) +
+                              "; it must be finite");
+    }
+
+    Params params;
+    Problem& p = params.problem;
+    p.batch = aq.batch;
+    p.num_heads = aq.heads;
+    p.num_heads_kv = ak.heads;
+    p.seqlen_q = aq.rows;
+    p.seqlen_k = ak.rows;
+    p.head_dim = aq.dim;
+    p.head_dim_v = av.dim;
+    p.device = q.device.type;
+    p.dtype_q = q.dtype;
+    p.dtype_kv = k.dtype;
+    p.dtype_o = o.dtype;
+    p.softmax_scale = softmax_scale;
+    const int64_t diagonal = options.align == Align::kBottomRight ? ak.rows - aq.rows : 0;
+    p.mask_right = options.causal ? std::min(diagonal, ak.rows) : ak.rows;
+    p.aligned16 = is_aligned16(q) && is_aligned16(k) && is_aligned16(v) && is_aligned16(o);
+
+    Tensors& t = params.tensors;
+    t.q_ptr = q.data;
+    t.k_ptr = k.data;
+    t.v_ptr = v.data;
+    t.o_ptr = o.data;
+    t.lse_ptr = lse != nullptr ? static_cast<float*>(lse->data) : nullptr;
+    t.q_batch_stride = aq.batch_stride, t.q_head_stride = aq.head_stride;
+    t.k_batch_stride = ak.batch_stride, t.k_head_stride = ak.head_stride;
+    t.v_batch_stride = av.batch_stride, t.v_head_stride = av.head_stride;
+    t.o_batch_stride = ao.batch_stride, t.o_head_stride = ao.head_stride;
+    t.q_row_stride = aq.row_stride, t.k_row_stride = ak.row_stride;
+    t.v_row_stride = av.row_stride, t.o_row_stride = ao.row_stride;
+    return params;
+}
+
+}  // namespace fa101

@@ -1,0 +1,58 @@
+// [3] The list of kernels, in the order of the ladder. The planner, --list, explain(), the support
+// table and the tests all read it.
+#include "kernel_family.h"
+
+#include "build_config.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+
+// A kernel's launcher where this build has code for it.
+#if FA101_HAS_CUDA
+#define FA101_CUDA_LAUNCH(launcher) launcher
+#else
+#define FA101_CUDA_LAUNCH(launcher) nullptr
+#endif
+
+namespace fa101 {
+namespace {
+
+constexpr const KernelFamily* kFamilies[] = {
+    nullptr,
+};
+
+}  // namespace
+
+Registry registry() { return {kFamilies, static_cast<int>(std::size(kFamilies))}; }
+
+const KernelFamily* find_kernel(std::string_view name) {
+    for (const KernelFamily* family : registry()) {
+        if (name == family->name) return family;
+    }
+    return nullptr;
+}
+
+bool archs_serve(const char* archs, int arch) {
+    // Machine code runs on its own major version from its minor version on ("80-real" on an 86);
+    // architecture-specific code ("90a-real") on exactly its own; PTX on everything later.
+    for (const char* entry = archs; *entry != '\0';) {
+        char* suffix = nullptr;
+        const int built = static_cast<int>(std::strtol(entry, &suffix, 10));
+        const bool exact = *suffix == 'a';
+        if (exact) ++suffix;
+        const bool is_ptx = std::strncmp(suffix, "-virtual", 8) == 0;
+        if (exact                ? built == arch
+            : is_ptx             ? built <= arch
+            : built / 10 == arch / 10 ? built <= arch
+                                 : false) {
+            return true;
+        }
+        entry = std::strchr(suffix, ';');
+        if (entry == nullptr) break;
+        ++entry;
+    }
+    return false;
+}
+
+}  // namespace fa101
