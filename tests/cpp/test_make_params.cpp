@@ -1,0 +1,259 @@
+// Every check on user input, each by the words of its message: argument, value, rule.
+#include <fa101/error.h>
+#include <fa101/params.h>
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+using namespace fa101;
+
+namespace {
+
+// One allocation holding q, k, v and out of a (batch, heads, seqlen, head_dim) problem.
+struct Arrays {
+    std::vector<float> memory = std::vector<float>(1 << 16);
+    TensorView q, k, v, out;
+    int64_t used = 0;
+
+    Arrays(int64_t batch, int64_t heads, int64_t heads_kv, int64_t seqlen_q, int64_t seqlen_k,
+           int64_t head_dim, int64_t head_dim_v) {
+        q = dense({batch, heads, seqlen_q, head_dim});
+        k = dense({batch, heads_kv, seqlen_k, head_dim});
+        v = dense({batch, heads_kv, seqlen_k, head_dim_v});
+        out = dense({batch, heads, seqlen_q, head_dim_v});
+    }
+
+    TensorView dense(const std::vector<int64_t>& shape) {
+        TensorView t;
+        t.ndim = static_cast<int>(shape.size());
+        int64_t stride = 1;
+        for (int i = t.ndim - 1; i >= 0; --i) {
+            t.shape[i] = shape[i];
+            t.strides[i] = stride;
+            stride *= shape[i];
+        }
+        t.data = memory.data() + used;
+        used += (stride + 15) / 16 * 16;
+        REQUIRE(used <= static_cast<int64_t>(memory.size()));
+        return t;
+    }
+
+    Params make(const Options& options = {}, const TensorView* lse = nullptr) const {
+        return make_params(q, k, v, out, lse, options);
+    }
+};
+
+Arrays usual() { return Arrays(2, 4, 2, 5, 7, 8, 8); }
+
+template <class Exception>
+std::string message(const Arrays& arrays, const Options& options = {},
+                    const TensorView* lse = nullptr) {
+    try {
+        arrays.make(options, lse);
+    } catch (const Exception& error) {
+        return error.what();
+    }
+    return "no error";
+}
+
+}  // namespace
+
+TEST_CASE("sizes, strides and the default scale reach Problem and Tensors") {
+    const Arrays a(2, 4, 2, 5, 7, 8, 16);
+    const Params p = a.make();
+    CHECK(p.problem.batch == 2);
+    CHECK(p.problem.num_heads == 4);
+    CHECK(p.problem.num_heads_kv == 2);
+    CHECK(p.problem.seqlen_q == 5);
+    CHECK(p.problem.seqlen_k == 7);
+    CHECK(p.problem.head_dim == 8);
+    CHECK(p.problem.head_dim_v == 16);
+    CHECK(p.problem.group_size() == 2);
+    CHECK(p.problem.softmax_scale == doctest::Approx(1 / std::sqrt(8.0)));
+    CHECK_FALSE(p.problem.is_masked());
+    CHECK(p.tensors.q_row_stride == 8);
+    CHECK(p.tensors.q_head_stride == 40);
+    CHECK(p.tensors.v_batch_stride == 2 * 7 * 16);
+    CHECK(p.tensors.lse_ptr == nullptr);
+}
+
+TEST_CASE("layout bshd only swaps strides") {
+    Arrays a = usual();
+    Options options;
+    options.layout = Layout::kBSHD;
+    a.q = a.dense({2, 5, 4, 8}), a.k = a.dense({2, 7, 2, 8});
+    a.v = a.dense({2, 7, 2, 8}), a.out = a.dense({2, 5, 4, 8});
+    const Params p = a.make(options);
+    CHECK(p.problem.num_heads == 4);
+    CHECK(p.problem.seqlen_q == 5);
+    CHECK(p.tensors.q_head_stride == 8);
+    CHECK(p.tensors.q_row_stride == 32);
+}
+
+TEST_CASE("the mask is a bound on the chosen diagonal") {
+    Options options;
+    options.causal = true;
+    CHECK(usual().make(options).problem.mask_right == 0);
+    options.align = Align::kBottomRight;
+    CHECK(usual().make(options).problem.mask_right == 2);
+    options.causal = false;
+    CHECK(usual().make(options).problem.mask_right == 7);
+    CHECK(usual().make(options).problem.visible_pairs() == 2 * 4 * 5 * 7);
+}
+
+TEST_CASE("visible pairs are counted exactly") {
+    for (int64_t seqlen_q : {1, 2, 5, 9}) {
+        for (int64_t seqlen_k : {0, 1, 4, 9, 12}) {
+            for (int64_t mask_right = -12; mask_right <= 12; ++mask_right) {
+                Problem p;
+                p.batch = 2, p.num_heads = 3;
+                p.seqlen_q = seqlen_q, p.seqlen_k = seqlen_k, p.mask_right = mask_right;
+                int64_t count = 0;
+                for (int64_t i = 0; i < seqlen_q; ++i) {
+                    for (int64_t j = 0; j < seqlen_k; ++j) count += j <= i + mask_right;
+                }
+                CHECK(p.visible_pairs() == 2 * 3 * count);
+            }
+        }
+    }
+}
+
+TEST_CASE("128-bit paths are legal only where every row allows them") {
+    CHECK(usual().make().problem.aligned16);
+    Arrays a = usual();
+    a.k.data = static_cast<float*>(a.k.data) + 1;
+    CHECK_FALSE(a.make().problem.aligned16);
+    Arrays odd(1, 1, 1, 5, 7, 6, 8);
+    CHECK_FALSE(odd.make().problem.aligned16);
+    Arrays strided = usual();
+    strided.q.strides[2] = 9;
+    CHECK_FALSE(strided.make().problem.aligned16);
+}
+
+TEST_CASE("head counts that do not divide name k, both counts and the rule") {  // FA-055
+    for (auto [heads, heads_kv] : {std::pair{3, 2}, {33, 2}, {2, 4}, {4, 0}, {1, 3}}) {
+        const Arrays a(1, heads, heads_kv, 3, 3, 8, 8);
+        CHECK(message<InvalidArgument>(a) ==
+              "k has " + std::to_string(heads_kv) + " heads and q has " + std::to_string(heads) +
+                  "; the heads of q must be a multiple of the heads of k and v");
+    }
+    Arrays a = usual();
+    a.v = a.dense({2, 4, 7, 8});
+    CHECK(message<InvalidArgument>(a) == "v has heads 4 but k has 2; they must be equal");
+}
+
+TEST_CASE("mismatched sizes name the argument and both values") {
+    Arrays a = usual();
+    a.k = a.dense({3, 2, 7, 8});
+    CHECK(message<InvalidArgument>(a) == "k has batch 3 but q has 2; they must be equal");
+    a = usual();
+    a.k = a.dense({2, 2, 7, 4});
+    CHECK(message<InvalidArgument>(a) == "k has head_dim 4 but q has 8; they must be equal");
+    a = usual();
+    a.v = a.dense({2, 2, 6, 8});
+    CHECK(message<InvalidArgument>(a) == "v has seqlen 6 but k has 7; they must be equal");
+    a = usual();
+    a.out = a.dense({2, 4, 5, 9});
+    CHECK(message<InvalidArgument>(a) == "out has head_dim 9 but v has 8; they must be equal");
+    a = usual();
+    a.q.ndim = 3;
+    CHECK(message<InvalidArgument>(a) ==
+          "q has 3 dimensions; it must have 4: (batch, heads, seqlen, head_dim) for layout bhsd");
+    CHECK(message<InvalidArgument>(Arrays(1, 1, 1, 2, 2, 0, 4)) ==
+          "q has head_dim 0; it must be at least 1");
+}
+
+TEST_CASE("dtypes and devices must agree") {  // FA-065, FA-003
+    Arrays a = usual();
+    a.v.dtype = DType::kBFloat16;
+    CHECK(message<InvalidType>(a) ==
+          "v has dtype bfloat16 but q has dtype float32; they must be equal");
+    a = usual();
+    a.k.device = {DeviceType::kCuda, 1};
+    CHECK(message<InvalidArgument>(a) ==
+          "k is on cuda:1 but q is on cpu; all tensors must be on one device");
+}
+
+TEST_CASE("the last axis must be contiguous") {
+    Arrays a = usual();
+    a.q.strides[3] = 2;
+    CHECK(message<InvalidArgument>(a).find("the last axis (head_dim) must be contiguous") !=
+          std::string::npos);
+}
+
+TEST_CASE("outputs that cannot hold the result are refused") {  // FA-054, FA-075
+    Arrays a = usual();
+    a.out.read_only = true;
+    CHECK(message<InvalidArgument>(a) == "out is read-only; the result cannot be written into it");
+    a = usual();
+    a.out.strides[0] = 0;
+    CHECK(message<InvalidArgument>(a).find("several elements share one address") !=
+          std::string::npos);
+    a = usual();
+    a.out.strides[2] = 7;
+    CHECK(message<InvalidArgument>(a).find("several elements share one address") !=
+          std::string::npos);
+    a = usual();
+    a.out.data = a.q.data;
+    CHECK(message<InvalidArgument>(a) ==
+          "out overlaps q in memory; kernels write while they read");
+    a = usual();
+    a.out.data = static_cast<float*>(a.k.data) - 4;
+    CHECK(message<InvalidArgument>(a).find("out overlaps") != std::string::npos);
+}
+
+TEST_CASE("expanded and negative strides are fine for inputs") {
+    Arrays a = usual();
+    a.k.strides[0] = 0;
+    a.q.data = static_cast<float*>(a.q.data) + 4 * 8;
+    a.q.strides[2] = -8;
+    const Params p = a.make();
+    CHECK(p.tensors.k_batch_stride == 0);
+    CHECK(p.tensors.q_row_stride == -8);
+}
+
+TEST_CASE("lse must be a contiguous float32 (batch, heads, seqlen_q)") {
+    Arrays a = usual();
+    TensorView lse = a.dense({2, 4, 5});
+    CHECK(a.make({}, &lse).tensors.lse_ptr == lse.data);
+    lse.dtype = DType::kFloat16;
+    CHECK(message<InvalidType>(a, {}, &lse) == "lse has dtype float16; it must be float32");
+    lse = a.dense({2, 5, 4});
+    CHECK(message<InvalidArgument>(a, {}, &lse).find("= (2, 4, 5)") != std::string::npos);
+    lse = a.dense({2, 4, 5});
+    lse.data = a.out.data;
+    CHECK(message<InvalidArgument>(a, {}, &lse) == "lse overlaps out in memory");
+}
+
+TEST_CASE("scales: 0, negative and tiny are legal, non-finite is not") {
+    Options options;
+    for (float scale : {0.0f, -1.5f, 1e-38f}) {
+        options.softmax_scale = scale;
+        CHECK(usual().make(options).problem.softmax_scale == scale);
+    }
+    options.softmax_scale = std::numeric_limits<float>::infinity();
+    CHECK(message<InvalidArgument>(usual(), options) ==
+          "softmax_scale is inf; it must be finite");
+}
+
+TEST_CASE("empty problems pass, with nothing behind their pointers") {  // FA-016
+    for (auto [batch, heads, seqlen_q, seqlen_k] :
+         {std::array{0, 2, 5, 7}, {2, 0, 5, 7}, {2, 2, 0, 7}, {0, 0, 0, 0}}) {
+        Arrays a(batch, heads, heads, seqlen_q, seqlen_k, 16, 16);
+        a.q.data = a.out.data = nullptr;
+        CHECK(a.make().problem.is_empty());
+    }
+    Arrays no_keys(2, 2, 2, 5, 0, 16, 16);
+    no_keys.k.data = no_keys.v.data = nullptr;
+    CHECK_FALSE(no_keys.make().problem.is_empty());
+    Arrays null = usual();
+    null.q.data = nullptr;
+    CHECK(message<InvalidArgument>(null) == "q has no data (a null pointer)");
+}
