@@ -1,0 +1,199 @@
+// The planner for devices this machine need not have.
+#include <fa101/error.h>
+#include <fa101/plan.h>
+
+#include "kernel_family.h"
+
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <string_view>
+
+using namespace fa101;
+
+namespace {
+
+DeviceInfo gpu(const char* name, int arch, int num_sms, int64_t smem_per_block) {
+    DeviceInfo info;
+    info.type = DeviceType::kCuda;
+    info.name = name;
+    info.arch = arch;
+    info.num_sms = num_sms;
+    info.smem_per_block = smem_per_block;
+    return info;
+}
+
+const DeviceInfo kT4 = gpu("T4", 75, 40, 64 * 1024);
+const DeviceInfo kA100 = gpu("A100", 80, 108, 163 * 1024);
+const DeviceInfo kRtx3090 = gpu("RTX 3090", 86, 82, 99 * 1024);
+const DeviceInfo kH200 = gpu("H200", 90, 132, 227 * 1024);
+
+DeviceInfo laptop() {
+    DeviceInfo info;
+    info.name = "laptop";
+    info.num_threads = 8;
+    return info;
+}
+
+Problem problem(DeviceType device, DType dtype, int64_t head_dim, int64_t seqlen = 1024) {
+    Problem p;
+    p.batch = 2, p.num_heads = 8, p.num_heads_kv = 8;
+    p.seqlen_q = p.seqlen_k = p.mask_right = seqlen;
+    p.head_dim = p.head_dim_v = head_dim;
+    p.device = device;
+    p.dtype_q = p.dtype_kv = p.dtype_o = dtype;
+    p.softmax_scale = 0.125f;
+    p.aligned16 = true;
+    return p;
+}
+
+std::string picked(const Problem& p, const DeviceInfo& device) { return plan(p, device).kernel; }
+
+template <class Exception, class Call>
+std::string message(Call call) {
+    try {
+        call();
+    } catch (const Exception& error) {
+        return error.what();
+    }
+    return "no error";
+}
+
+bool contains(std::string_view text, std::string_view part) {
+    return text.find(part) != std::string_view::npos;
+}
+
+}  // namespace
+
+TEST_CASE("auto takes the highest rung that fits") {
+    const auto cuda = DeviceType::kCuda;
+    for (const DeviceInfo& device : {kA100, kRtx3090, kH200}) {
+        CAPTURE(device.name);
+        CHECK(picked(problem(cuda, DType::kFloat16, 64), device) == "fa2_cute");
+        CHECK(picked(problem(cuda, DType::kBFloat16, 128), device) == "fa2_cute");
+        CHECK(picked(problem(cuda, DType::kFloat16, 40), device) == "fa2_cute");
+        CHECK(picked(problem(cuda, DType::kFloat16, 33), device) == "fa2");
+        CHECK(picked(problem(cuda, DType::kFloat32, 64), device) == "fa2");
+        CHECK(picked(problem(cuda, DType::kFloat32, 512), device) == "naive");
+    }
+    CHECK(picked(problem(cuda, DType::kFloat16, 64), kT4) == "fa2");
+    CHECK(picked(problem(DeviceType::kCpu, DType::kFloat32, 64), laptop()) == "cpu_fa2");
+    CHECK(picked(problem(DeviceType::kCpu, DType::kBFloat16, 1000), laptop()) == "cpu_fa2");
+}
+
+TEST_CASE("what no kernel answers is Unsupported, with each kernel's reason") {
+    const Problem p = problem(DeviceType::kCuda, DType::kFloat16, 1025);
+    const std::string text = message<Unsupported>([&] { plan(p, kH200); });
+    for (const char* part : {"naive: ", "fa1: ", "fa2: ", "fa2_cute: ", "head_dim", "1025"}) {
+        CAPTURE(part);
+        CHECK(contains(text, part));
+    }
+}
+
+TEST_CASE("a kernel asked for by name runs or says what would") {
+    const Problem p = problem(DeviceType::kCuda, DType::kFloat32, 64);
+    for (const char* kernel : {"naive", "fa1", "fa2"}) {
+        CHECK(std::string(plan(p, kH200, kernel).kernel) == kernel);
+        CHECK(plan(p, kH200, kernel).reason == "asked for by name");
+    }
+    const std::string unfit = message<InvalidArgument>([&] { plan(p, kH200, "fa2_cute"); });
+    CHECK(contains(unfit, "kernel 'fa2_cute' does not fit"));
+    CHECK(contains(unfit, "float32"));
+    CHECK(contains(unfit, "these fit: 'naive', 'fa1', 'fa2'"));
+    const std::string unknown = message<InvalidArgument>([&] { plan(p, kH200, "flash9"); });
+    CHECK(contains(unknown, "kernel 'flash9' is unknown"));
+    CHECK(contains(unknown, "'naive', 'fa1', 'fa2'"));
+    CHECK(contains(message<InvalidArgument>([&] { plan(p, kH200, "cpu_fa2"); }),
+                   "it runs on CPU tensors"));
+    CHECK(contains(message<InvalidArgument>([&] {
+                       plan(problem(DeviceType::kCpu, DType::kFloat32, 64), laptop(), "fa2");
+                   }),
+                   "these fit: 'cpu_naive', 'cpu_fa1', 'cpu_fa2'"));
+}
+
+TEST_CASE("strategies: two names work, two are announced, the rest are unknown") {
+    const Problem p = problem(DeviceType::kCuda, DType::kFloat16, 64);
+    CHECK(plan(p, kH200, "auto", "split_q").strategy == Strategy::kSplitQ);
+    CHECK(contains(message<InvalidArgument>([&] { plan(p, kH200, "auto", "split_kv"); }),
+                   "'split_kv' has no kernel in this version; 'auto' and 'split_q' do"));
+    CHECK(contains(message<InvalidArgument>([&] { plan(p, kH200, "auto", "split_d"); }),
+                   "'split_d' has no kernel in this version"));
+    CHECK(contains(message<InvalidArgument>([&] { plan(p, kH200, "auto", "nope"); }),
+                   "strategy 'nope' is unknown; it must be 'auto' or 'split_q'"));
+}
+
+TEST_CASE("kernels without code for the GPU are passed over; none left is a CudaError") {  // FA-087
+    const Problem p = problem(DeviceType::kCuda, DType::kFloat16, 64);
+    DeviceInfo device = kH200;
+    device.built_kernels = 0;
+    int bit = 0;
+    for (const KernelFamily* family : registry()) {
+        if (std::string_view(family->name) != "fa2_cute") device.built_kernels |= 1u << bit;
+        ++bit;
+    }
+    CHECK(picked(p, device) == "fa2");
+    device.built_kernels = 0;
+    const std::string text = message<CudaError>([&] { plan(p, device); });
+    CHECK(contains(text, "no code for the GPU's architecture sm_90"));
+    CHECK(contains(text, "was built for: "));
+}
+
+TEST_CASE("tiles fit the device and cover the head dimension") {  // FA-042
+    for (const DeviceInfo& device : {kT4, kA100, kRtx3090, kH200}) {
+        for (int64_t head_dim : {1, 8, 33, 64, 80, 96, 128, 160, 192, 200, 256}) {
+            for (DType dtype : {DType::kFloat32, DType::kFloat16}) {
+                const Problem p = problem(DeviceType::kCuda, dtype, head_dim);
+                for (const KernelFamily* family : registry()) {
+                    if (!supports(family->name, p, device).empty()) continue;
+                    CAPTURE(device.name);
+                    CAPTURE(family->name);
+                    CAPTURE(head_dim);
+                    const Plan chosen = plan(p, device, family->name);
+                    CHECK(chosen.tile.block_m > 0);
+                    CHECK(chosen.tile.block_n > 0);
+                    CHECK(chosen.tile.head_dim >= head_dim);
+                }
+                CHECK_FALSE(picked(p, device).empty());
+            }
+        }
+    }
+}
+
+TEST_CASE("workspace: S x S for naive, none for fa2") {
+    const Problem p = problem(DeviceType::kCuda, DType::kFloat16, 64);
+    CHECK(plan(p, kH200, "naive").workspace_bytes >= 2 * 8 * 1024 * 1024 * 4);
+    CHECK(plan(p, kH200, "fa2").workspace_bytes == 0);
+    CHECK(plan(p, kH200, "fa2_cute").workspace_bytes == 0);
+}
+
+TEST_CASE("the same question gets the same answer") {
+    const Problem p = problem(DeviceType::kCuda, DType::kFloat16, 96);
+    CHECK(explain(plan(p, kA100), p, kA100) == explain(plan(p, kA100), p, kA100));
+    const std::string text = explain(plan(p, kA100), p, kA100);
+    for (const char* part : {"A100", "fa2_cute", "split_q", "workspace", "head_dim 96", "why"}) {
+        CHECK(contains(text, part));
+    }
+}
+
+TEST_CASE("a plan for an unknown kernel does not run") {
+    Plan unknown;
+    unknown.kernel = "flash9";
+    CHECK(contains(message<InvalidArgument>([&] {
+                       run(unknown, problem(DeviceType::kCpu, DType::kFloat32, 8), {}, nullptr,
+                           nullptr);
+                   }),
+                   "'flash9'"));
+}
+
+TEST_CASE("the registry: names are unique and every kernel says what it teaches") {
+    std::set<std::string> names;
+    for (const KernelInfo& kernel : kernels()) {
+        CHECK(names.insert(kernel.name).second);
+        CHECK_FALSE(kernel.lesson.empty());
+    }
+    for (const char* name : {"naive", "fa1", "fa2", "fa2_cute", "cpu_naive", "cpu_fa1", "cpu_fa2"}) {
+        CHECK(names.count(name) == 1);
+    }
+}
