@@ -1,0 +1,68 @@
+#include "testing/reference.h"
+
+#include "testing/element.h"
+#include "testing/parallel.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+namespace fa101::testing {
+namespace {
+
+// Row i of query head h in batch b.
+template <DType kDType>
+void reference_row(const Problem& p, const Tensors& t, int64_t b, int64_t h, int64_t i, double* o,
+                   double* lse) {
+    const int64_t h_kv = h / p.group_size();
+    const int64_t q0 = b * t.q_batch_stride + h * t.q_head_stride + i * t.q_row_stride;
+    const int64_t k0 = b * t.k_batch_stride + h_kv * t.k_head_stride;
+    const int64_t v0 = b * t.v_batch_stride + h_kv * t.v_head_stride;
+    const int64_t num_keys = std::clamp<int64_t>(i + p.mask_right + 1, 0, p.seqlen_k);
+
+    std::fill(o, o + p.head_dim_v, 0.0);
+    if (lse != nullptr) *lse = -std::numeric_limits<double>::infinity();
+    if (num_keys == 0) return;
+
+    std::vector<double> s(num_keys);
+    double row_max = -std::numeric_limits<double>::infinity();
+    for (int64_t j = 0; j < num_keys; ++j) {
+        double dot = 0;
+        for (int64_t d = 0; d < p.head_dim; ++d) {
+            dot += static_cast<double>(load_element(t.q_ptr, kDType, q0 + d)) *
+                   load_element(t.k_ptr, kDType, k0 + j * t.k_row_stride + d);
+        }
+        s[j] = p.softmax_scale * dot;
+        row_max = std::max(row_max, s[j]);
+    }
+    if (std::isinf(row_max) && row_max < 0) row_max = 0;  // all logits -inf: lse = -inf, O = 0 / 0
+
+    double row_sum = 0;
+    for (int64_t j = 0; j < num_keys; ++j) {
+        const double weight = std::exp(s[j] - row_max);
+        row_sum += weight;
+        for (int64_t d = 0; d < p.head_dim_v; ++d) {
+            o[d] += weight * load_element(t.v_ptr, kDType, v0 + j * t.v_row_stride + d);
+        }
+    }
+    for (int64_t d = 0; d < p.head_dim_v; ++d) o[d] /= row_sum;
+    if (lse != nullptr) *lse = row_max + std::log(row_sum);
+}
+
+}  // namespace
+
+void reference_attention(const Problem& problem, const Tensors& tensors, double* o, double* lse,
+                         int num_threads, int64_t row_step) {
+    const int64_t rows = num_rows(problem, row_step);
+    const auto row = problem.dtype_q == DType::kFloat32   ? reference_row<DType::kFloat32>
+                     : problem.dtype_q == DType::kFloat16 ? reference_row<DType::kFloat16>
+                                                          : reference_row<DType::kBFloat16>;
+    parallel_for(problem.batch * problem.num_heads * rows, num_threads, [&](int64_t r) {
+        const int64_t b = r / rows / problem.num_heads, h = r / rows % problem.num_heads;
+        row(problem, tensors, b, h, r % rows * row_step, o + r * problem.head_dim_v,
+            lse != nullptr ? lse + r : nullptr);
+    });
+}
+
+}  // namespace fa101::testing
