@@ -1,0 +1,118 @@
+// The oracle on the GPU, so that every element of a large problem can be checked in about a second.
+// One block per query row, float64 throughout, no online softmax: the logits are computed twice,
+// once for their maximum and once for the weights.
+#include "testing/reference.h"
+
+#include "common/launch.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cmath>
+#include <cstdint>
+
+namespace fa101::testing {
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kChunk = 256;  // weights held in shared memory at a time
+
+__device__ double widen(float x) { return x; }
+__device__ double widen(__half x) { return __half2float(x); }
+__device__ double widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <class Op>
+__device__ double warp_reduce(double x, Op op) {
+    for (int lane = 16; lane > 0; lane /= 2) x = op(x, __shfl_xor_sync(~0u, x, lane));
+    return x;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    reference_kernel(Problem p, Tensors t, double* o, double* lse, int64_t row_step, int64_t rows) {
+    extern __shared__ double shared[];
+    double* weights = shared;            // kChunk
+    double* partial = weights + kChunk;  // kWarps
+    double* q = partial + kWarps;        // head_dim
+    double* acc = q + p.head_dim;        // head_dim_v
+
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int64_t r = blockIdx.x;
+    const int64_t i = r % rows * row_step;
+    const int64_t h = r / rows % p.num_heads, b = r / rows / p.num_heads;
+    const int64_t h_kv = h / (p.num_heads / p.num_heads_kv);
+    const T* q_row = static_cast<const T*>(t.q_ptr) + b * t.q_batch_stride + h * t.q_head_stride +
+                     i * t.q_row_stride;
+    const T* k = static_cast<const T*>(t.k_ptr) + b * t.k_batch_stride + h_kv * t.k_head_stride;
+    const T* v = static_cast<const T*>(t.v_ptr) + b * t.v_batch_stride + h_kv * t.v_head_stride;
+    const int64_t diagonal = i + p.mask_right + 1;
+    const int64_t num_keys = diagonal < 0 ? 0 : diagonal < p.seqlen_k ? diagonal : p.seqlen_k;
+
+    for (int64_t d = threadIdx.x; d < p.head_dim; d += kThreads) q[d] = widen(q_row[d]);
+    for (int64_t d = threadIdx.x; d < p.head_dim_v; d += kThreads) acc[d] = 0;
+    __syncthreads();
+
+    const auto add = [](double x, double y) { return x + y; };
+    const auto larger = [](double x, double y) { return fmax(x, y); };
+    const auto logit = [&](int64_t j) {  // a warp's, one key at a time; every lane gets it
+        double dot = 0;
+        for (int64_t d = lane; d < p.head_dim; d += 32) {
+            dot += q[d] * widen(k[j * t.k_row_stride + d]);
+        }
+        return p.softmax_scale * warp_reduce(dot, add);
+    };
+
+    double row_max = -INFINITY;
+    for (int64_t j = warp; j < num_keys; j += kWarps) row_max = fmax(row_max, logit(j));
+    if (lane == 0) partial[warp] = row_max;
+    __syncthreads();
+    row_max = warp_reduce(partial[lane % kWarps], larger);
+    if (isinf(row_max) && row_max < 0) row_max = 0;  // all logits -inf: lse = -inf, O = 0 / 0
+
+    double warp_sum = 0;
+    for (int64_t chunk = 0; chunk < num_keys; chunk += kChunk) {
+        const int n = static_cast<int>(num_keys - chunk < kChunk ? num_keys - chunk : kChunk);
+        __syncthreads();  // the last chunk's weights are used up
+        for (int j = warp; j < n; j += kWarps) {
+            const double weight = exp(logit(chunk + j) - row_max);
+            warp_sum += weight;
+            if (lane == 0) weights[j] = weight;
+        }
+        __syncthreads();
+        for (int64_t d = threadIdx.x; d < p.head_dim_v; d += kThreads) {
+            double sum = acc[d];
+            for (int j = 0; j < n; ++j) sum += weights[j] * widen(v[(chunk + j) * t.v_row_stride + d]);
+            acc[d] = sum;
+        }
+    }
+    __syncthreads();
+    if (lane == 0) partial[warp] = warp_sum;
+    __syncthreads();
+    double row_sum = 0;
+    for (int w = 0; w < kWarps; ++w) row_sum += partial[w];
+
+    for (int64_t d = threadIdx.x; d < p.head_dim_v; d += kThreads) {
+        o[r * p.head_dim_v + d] = num_keys == 0 ? 0 : acc[d] / row_sum;
+    }
+    if (lse != nullptr && threadIdx.x == 0) lse[r] = row_max + log(row_sum);
+}
+
+}  // namespace
+
+void reference_attention_gpu(const Problem& problem, const Tensors& tensors, double* o, double* lse,
+                             Stream stream, int64_t row_step) {
+    const int64_t rows = num_rows(problem, row_step);
+    const int64_t grid = problem.batch * problem.num_heads * rows;
+    if (grid == 0) return;
+    const auto kernel = problem.dtype_q == DType::kFloat32   ? reference_kernel<float>
+                        : problem.dtype_q == DType::kFloat16 ? reference_kernel<__half>
+                                                             : reference_kernel<__nv_bfloat16>;
+    const int64_t doubles = kChunk + kWarps + problem.head_dim + problem.head_dim_v;
+    const int smem_bytes = static_cast<int>(doubles * sizeof(double));
+    allow_shared_memory(kernel, "reference_kernel", smem_bytes);
+    kernel<<<static_cast<unsigned>(grid), kThreads, smem_bytes, static_cast<cudaStream_t>(stream)>>>(
+        problem, tensors, o, lse, row_step, rows);
+    check_launch("reference_kernel", grid, kThreads, smem_bytes);
+}
+
+}  // namespace fa101::testing
