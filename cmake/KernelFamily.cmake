@@ -1,31 +1,63 @@
-# A CUDA kernel family: an object library compiled for its own architectures.
+# A CUDA kernel family: CUDA sources of a library, compiled for the family's own architectures.
 #
-#   fa101_kernel_family(<name> GENCODE <virtual>:<code>[,<code>...] ... SOURCES <file.cu> ...)
+#   fa101_kernel_family(<name> INTO <library> VIRTUAL <number>... SOURCES <file.cu>...
+#       [LIBRARIES <target>...])
 #
-# "compute_80:sm_80,sm_90,compute_80" compiles once for compute_80 and assembles machine code for
-# sm_80 and sm_90 plus PTX. Sets <name>_ARCHS to the list the library reports at run time.
+# VIRTUAL lists the architectures to compile for, ascending; compiling is what takes the time. Each
+# entry of FA101_ARCH_LIST is assembled from the newest of them that it can run: VIRTUAL 80 compiles
+# once and gives sm_80 and sm_90 code and PTX. Entries older than all of them are left out.
+# Sets <name>_ARCHS to what was built, as the library reports it; empty when nothing was.
 function(fa101_kernel_family name)
-    cmake_parse_arguments(family "" "" "GENCODE;SOURCES" ${ARGN})
+    cmake_parse_arguments(family "" "INTO" "VIRTUAL;SOURCES;LIBRARIES" ${ARGN})
+    if(family_UNPARSED_ARGUMENTS OR NOT family_INTO)
+        message(FATAL_ERROR "fa101_kernel_family(${name} ${ARGN}): see cmake/KernelFamily.cmake")
+    endif()
+    set(archs "")
+    set(flags "")
+    foreach(entry IN LISTS FA101_ARCH_LIST)
+        string(REGEX MATCH "^[0-9]+" number "${entry}")
+        set(virtual "")
+        foreach(candidate IN LISTS family_VIRTUAL)
+            if(candidate LESS_EQUAL number)
+                set(virtual ${candidate})
+            endif()
+        endforeach()
+        if(NOT virtual)
+            continue()
+        endif()
+        if(NOT entry MATCHES "-virtual$")
+            list(APPEND codes_${virtual} sm_${number})
+            list(APPEND archs ${number}-real)
+        endif()
+        if(NOT entry MATCHES "-real$")
+            list(APPEND codes_${virtual} compute_${virtual})
+            list(APPEND archs ${virtual}-virtual)
+        endif()
+    endforeach()
+    list(REMOVE_DUPLICATES archs)
+    set(${name}_ARCHS "${archs}" PARENT_SCOPE)
+    if(NOT archs)
+        message(STATUS "fa101: no architecture of FA101_ARCHS fits ${name}; it is left out")
+        return()
+    endif()
+    foreach(virtual IN LISTS family_VIRTUAL)
+        if(codes_${virtual})
+            list(REMOVE_DUPLICATES codes_${virtual})
+            list(JOIN codes_${virtual} "," codes)
+            list(APPEND flags "--generate-code=arch=compute_${virtual},code=[${codes}]")
+        endif()
+    endforeach()
+
     add_library(${name} OBJECT ${family_SOURCES})
-    set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES OFF)
     target_include_directories(${name} PRIVATE
         "${PROJECT_SOURCE_DIR}/csrc" "${PROJECT_SOURCE_DIR}/csrc/include"
         "${PROJECT_BINARY_DIR}/generated")
-    set(archs "")
-    foreach(group IN LISTS family_GENCODE)
-        string(REPLACE ":" ";" parts "${group}")
-        list(GET parts 0 virtual)
-        list(GET parts 1 codes)
-        target_compile_options(${name} PRIVATE
-            "$<$<COMPILE_LANGUAGE:CUDA>:--generate-code=arch=${virtual},code=[${codes}]>")
-        string(REPLACE "," ";" codes "${codes}")
-        foreach(code IN LISTS codes)
-            string(REGEX REPLACE "^sm_(.*)$" "\\1-real" code "${code}")
-            string(REGEX REPLACE "^compute_(.*)$" "\\1-virtual" code "${code}")
-            list(APPEND archs "${code}")
-        endforeach()
-    endforeach()
-    target_compile_options(${name} PRIVATE
-        "$<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v,--warn-on-spills>")
-    set(${name}_ARCHS "${archs}" PARENT_SCOPE)
+    target_link_libraries(${name} PRIVATE ${family_LIBRARIES})
+    target_compile_options(${name} PRIVATE ${flags} -Xptxas=-v,--warn-on-spills)
+    set(launcher sh "${PROJECT_SOURCE_DIR}/cmake/nvcc_log.sh" ${CMAKE_CUDA_COMPILER_LAUNCHER})
+    set_target_properties(${name} PROPERTIES
+        CUDA_ARCHITECTURES OFF
+        CUDA_COMPILER_LAUNCHER "${launcher}"
+        JOB_POOL_COMPILE fa101_nvcc)
+    target_sources(${family_INTO} PRIVATE "$<TARGET_OBJECTS:${name}>")
 endfunction()

@@ -1,0 +1,123 @@
+# Finds nvcc as FA101_CUDA asks and sets FA101_HAS_CUDA, FA101_CUDA_VERSION and the checked list
+# FA101_ARCH_LIST. Looks at CMAKE_CUDA_COMPILER, CUDACXX, CUDA_HOME, PATH and /usr/local/cuda.
+set(FA101_HAS_CUDA 0)
+set(FA101_CUDA_VERSION "")
+set(fa101_cuda_minimum 12.0)
+
+string(TOUPPER "${FA101_CUDA}" FA101_CUDA)
+if(NOT FA101_CUDA MATCHES "^(AUTO|ON|OFF)$")
+    message(FATAL_ERROR "FA101_CUDA is '${FA101_CUDA}'; it must be AUTO, ON or OFF")
+endif()
+if(FA101_CUDA STREQUAL "OFF")
+    message(STATUS "fa101: CPU only (FA101_CUDA=OFF)")
+    return()
+endif()
+
+# Sets `nvcc`, or `missing` to a sentence. An explicit wish that leads nowhere is not overruled by
+# an nvcc that happens to be on PATH.
+set(missing "")
+if(CMAKE_CUDA_COMPILER)
+    set(nvcc "${CMAKE_CUDA_COMPILER}")
+    set(wish "CMAKE_CUDA_COMPILER")
+elseif(NOT "$ENV{CUDACXX}" STREQUAL "")
+    set(nvcc "$ENV{CUDACXX}")
+    set(wish "CUDACXX")
+elseif(NOT "$ENV{CUDA_HOME}" STREQUAL "")
+    set(nvcc "$ENV{CUDA_HOME}/bin/nvcc")
+    set(wish "CUDA_HOME")
+else()
+    find_program(fa101_nvcc nvcc PATHS /usr/local/cuda/bin NO_CACHE)
+    set(nvcc "${fa101_nvcc}")
+    set(wish "")
+endif()
+if(NOT nvcc)
+    set(missing "no nvcc on PATH or in /usr/local/cuda/bin")
+else()
+    execute_process(COMMAND "${nvcc}" --version
+        OUTPUT_VARIABLE version_text ERROR_QUIET RESULT_VARIABLE status)
+    if(NOT status EQUAL 0)
+        set(missing "${nvcc} does not run")
+        if(wish)
+            string(APPEND missing " (from ${wish})")
+        endif()
+    elseif(NOT version_text MATCHES "release ([0-9]+\\.[0-9]+)")
+        set(missing "${nvcc} is not NVIDIA's nvcc")
+    elseif(CMAKE_MATCH_1 VERSION_LESS fa101_cuda_minimum)
+        set(missing "${nvcc} is CUDA ${CMAKE_MATCH_1}, and at least ${fa101_cuda_minimum} is needed")
+    endif()
+endif()
+if(missing AND FA101_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "FA101_CUDA=ON, but ${missing}. "
+        "Set CUDACXX to an nvcc of CUDA ${fa101_cuda_minimum} or later, "
+        "or build for the CPU only with -DFA101_CUDA=OFF.")
+elseif(missing)
+    message(STATUS "fa101: CPU only: ${missing}")
+    return()
+endif()
+
+# Architectures are chosen per kernel family (KernelFamily.cmake), never globally.
+set(CMAKE_CUDA_COMPILER "${nvcc}")
+set(CMAKE_CUDA_ARCHITECTURES OFF)
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
+set(FA101_HAS_CUDA 1)
+set(FA101_CUDA_VERSION "${CUDAToolkit_VERSION_MAJOR}.${CUDAToolkit_VERSION_MINOR}")
+
+# The architectures, checked against what this nvcc knows. "90" is machine code for an sm_90 and
+# PTX for what comes later, "90-real" only the former, "90-virtual" only the latter.
+execute_process(COMMAND "${CMAKE_CUDA_COMPILER}" --list-gpu-code OUTPUT_VARIABLE known)
+string(REGEX MATCHALL "sm_[0-9]+" known "${known}")
+list(REMOVE_DUPLICATES known)
+list(TRANSFORM known REPLACE "sm_" "")
+set(FA101_ARCH_LIST "")
+if(FA101_ARCHS)
+    foreach(entry IN LISTS FA101_ARCHS)
+        if(entry STREQUAL "native")
+            message(FATAL_ERROR "FA101_ARCHS=native is refused: what is built must not depend on "
+                "the GPU of the machine that builds. Name the architectures, as in FA101_ARCHS=90.")
+        elseif(NOT entry MATCHES "^([0-9]+)[af]?(-real|-virtual)?$" OR CMAKE_MATCH_1 LESS 75
+                OR NOT CMAKE_MATCH_1 IN_LIST known)
+            list(JOIN known " " known)
+            message(FATAL_ERROR "FA101_ARCHS=${FA101_ARCHS}: '${entry}' is not an architecture that "
+                "CUDA ${FA101_CUDA_VERSION} and fa101 can build; there are ${known}, "
+                "each also with -real or -virtual.")
+        endif()
+        list(APPEND FA101_ARCH_LIST "${entry}")
+    endforeach()
+else()
+    foreach(entry 75-real 80-real 90)
+        string(REGEX MATCH "^[0-9]+" number "${entry}")
+        if(number IN_LIST known)
+            list(APPEND FA101_ARCH_LIST "${entry}")
+        endif()
+    endforeach()
+endif()
+
+# One compiler may take 4 GB. The number is fixed when configuring; CMAKE_BUILD_PARALLEL_LEVEL, where
+# set, decides instead.
+if(NOT "$ENV{CMAKE_BUILD_PARALLEL_LEVEL}" STREQUAL "")
+    set(jobs "$ENV{CMAKE_BUILD_PARALLEL_LEVEL}")
+    if(NOT jobs MATCHES "^[1-9][0-9]*$")
+        message(FATAL_ERROR "CMAKE_BUILD_PARALLEL_LEVEL is '${jobs}'; it must be a number from 1 on")
+    endif()
+else()
+    cmake_host_system_information(RESULT free_mib QUERY AVAILABLE_PHYSICAL_MEMORY)
+    if(EXISTS /sys/fs/cgroup/memory.max)
+        file(READ /sys/fs/cgroup/memory.max limit)
+        if(limit MATCHES "^[0-9]+")
+            math(EXPR limit_mib "${CMAKE_MATCH_0} / 1048576")
+            if(limit_mib LESS free_mib)
+                set(free_mib ${limit_mib})
+            endif()
+        endif()
+    endif()
+    math(EXPR jobs "${free_mib} / 4096")
+    if(jobs LESS 1)
+        set(jobs 1)
+    endif()
+endif()
+set_property(GLOBAL APPEND PROPERTY JOB_POOLS fa101_nvcc=${jobs})
+
+list(JOIN FA101_ARCH_LIST " " text)
+message(STATUS "fa101: CUDA ${FA101_CUDA_VERSION}, architectures ${text}, "
+    "at most ${jobs} CUDA compilers at a time")
