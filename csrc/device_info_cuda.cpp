@@ -83,15 +83,26 @@ DeviceInfo cuda_device_info(int index) {
     return cache[index] = query(index);
 }
 
-void* cuda_allocate(int64_t bytes, void* stream) {
+void* cuda_allocate(int index, int64_t bytes, void* stream) {
+    const CudaDeviceGuard guard(index);
     void* data = nullptr;
     check_cuda(cudaMallocAsync(&data, static_cast<size_t>(bytes), static_cast<cudaStream_t>(stream)),
-               ("workspace of " + std::to_string(bytes) + " bytes").c_str());
+               (std::to_string(bytes) + " bytes on cuda:" + std::to_string(index)).c_str());
     return data;
 }
 
-void cuda_release(void* data, void* stream) {
+void cuda_release(int index, void* data, void* stream) noexcept {
+    // Errors have nowhere to go: this runs in destructors, also while the process exits.
+    int current = index;
+    cudaGetDevice(&current);
+    cudaSetDevice(index);
     cudaFreeAsync(data, static_cast<cudaStream_t>(stream));
+    cudaSetDevice(current);
+}
+
+void cuda_synchronize(int index) {
+    const CudaDeviceGuard guard(index);
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }
 
 CudaDeviceGuard::CudaDeviceGuard(int index) {

@@ -11,9 +11,11 @@ namespace fa101 {
 int cuda_count_devices(std::string* reason);
 DeviceInfo cuda_device_info(int index);
 
-// Stream-ordered memory for fa101::attention(): the only place the library allocates on a GPU.
-void* cuda_allocate(int64_t bytes, void* stream);
-void cuda_release(void* data, void* stream);
+// For Buffer and synchronize() of memory.h: the only places where the library allocates on a GPU
+// or waits for one.
+void* cuda_allocate(int index, int64_t bytes, void* stream);
+void cuda_release(int index, void* data, void* stream) noexcept;
+void cuda_synchronize(int index);
 
 // Makes `index` the current device until the guard goes out of scope.
 class CudaDeviceGuard {

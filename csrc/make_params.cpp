@@ -269,6 +269,7 @@ Params make_params(const TensorView& q, const TensorView& k, const TensorView& v
     t.o_batch_stride = ao.batch_stride, t.o_head_stride = ao.head_stride;
     t.q_row_stride = aq.row_stride, t.k_row_stride = ak.row_stride;
     t.v_row_stride = av.row_stride, t.o_row_stride = ao.row_stride;
+    t.device_index = q.device.index;
     return params;
 }
 

@@ -2,8 +2,11 @@
 #include <fa101/error.h>
 #include <fa101/plan.h>
 
+#include "build_config.h"
+#include "device_info_cuda.h"
 #include "kernel_family.h"
 
+#include <optional>
 #include <sstream>
 
 namespace fa101 {
@@ -133,6 +136,10 @@ void run(const Plan& plan, const Problem& problem, const Tensors& tensors, void*
         throw InvalidArgument("workspace is null but the plan needs " +
                               std::to_string(plan.workspace_bytes) + " bytes");
     }
+#if FA101_HAS_CUDA
+    std::optional<CudaDeviceGuard> guard;
+    if (problem.device == DeviceType::kCuda) guard.emplace(tensors.device_index);
+#endif
     family->launch(plan, problem, tensors, workspace, stream);
 }
 

@@ -85,6 +85,8 @@ struct Tensors {
     int64_t k_batch_stride = 0, k_head_stride = 0, k_row_stride = 0;
     int64_t v_batch_stride = 0, v_head_stride = 0, v_row_stride = 0;
     int64_t o_batch_stride = 0, o_head_stride = 0, o_row_stride = 0;
+
+    int device_index = 0;  // the GPU they are on
 };
 
 struct Params {
