@@ -7,6 +7,7 @@
 #include "device_info_cuda.h"
 #include "kernel_family.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
@@ -78,10 +79,13 @@ std::vector<std::string> split(std::string_view list) {
 
 int cpu_threads() {
     if (const int n = g_cpu_threads.load(std::memory_order_relaxed); n > 0) return n;
-    if (const int n = positive_env("FA101_NUM_THREADS"); n > 0) return n;
-    if (const int n = positive_env("OMP_NUM_THREADS"); n > 0) return n;
-    const unsigned cores = std::thread::hardware_concurrency();
-    return cores > 0 ? static_cast<int>(cores) : 1;
+    // Asked once: the system call behind hardware_concurrency costs more than a small problem.
+    static const int n = [] {
+        if (const int n = positive_env("FA101_NUM_THREADS"); n > 0) return n;
+        if (const int n = positive_env("OMP_NUM_THREADS"); n > 0) return n;
+        return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    }();
+    return n;
 }
 
 void set_cpu_threads(int n) { g_cpu_threads.store(n, std::memory_order_relaxed); }

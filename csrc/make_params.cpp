@@ -60,6 +60,11 @@ Axes axes_of(const TensorView& t, const char* name, Layout layout) {
     if (!empty && t.data == nullptr) {
         throw InvalidArgument(std::string(name) + " has no data (a null pointer)");
     }
+    if (reinterpret_cast<uintptr_t>(t.data) % size_of(t.dtype) != 0) {
+        throw InvalidArgument(std::string(name) + " starts at an address that is no multiple of " +
+                              std::to_string(size_of(t.dtype)) + ", the size of its " +
+                              name_of(t.dtype) + " elements");
+    }
     return {t.shape[0],   t.shape[h],   t.shape[s],  t.shape[3],
             t.strides[0], t.strides[h], t.strides[s]};
 }
