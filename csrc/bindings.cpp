@@ -1,0 +1,431 @@
+// [1] Python's side of the library: arrays become TensorViews, the GIL is released around plan and
+// run, errors become Python's. What is asked is decided in functional.py, what is valid in
+// make_params.cpp; nothing is copied or converted here.
+#include <fa101/attention.h>
+#include <fa101/memory.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace fa101 {
+namespace {
+
+// ---- arrays -------------------------------------------------------------------------------------
+
+// DLPack's C exchange API (dmlc/dlpack, dlpack.h 1.3), as far as it is used here. A type that has it
+// offers these functions in a capsule; borrowing a tensor costs a tenth of calling __dlpack__.
+struct ExchangeApi {
+    uint32_t major, minor;
+    const ExchangeApi* previous;  // for consumers of an older major version
+    void *allocate, *export_object, *import_object;
+    int (*borrow)(void* object, nb::dlpack::dltensor* tensor);
+    void* current_stream;
+};
+
+const ExchangeApi* exchange_api(nb::handle array) {
+    static PyObject* const name = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
+    const nb::object capsule = nb::getattr(array.type(), nb::handle(name), nb::none());
+    if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
+    auto* api = static_cast<const ExchangeApi*>(
+        PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    while (api != nullptr && api->major != 1) api = api->previous;
+    return api != nullptr && api->borrow != nullptr ? api : nullptr;
+}
+
+// The exchange API and torch's own to_dlpack hand out tensors that require grad: the result would
+// have no gradient and nobody would notice.
+void refuse_lost_gradient(nb::handle array, const char* name) {
+    static PyObject* const attribute = PyUnicode_InternFromString("requires_grad");
+    if (!nb::getattr(array, nb::handle(attribute), nb::none()).is(nb::handle(Py_True))) return;
+    const nb::object torch = nb::steal(PyImport_GetModule(nb::str("torch").ptr()));
+    if (torch.is_valid() && !nb::cast<bool>(torch.attr("is_grad_enabled")())) return;
+    throw std::runtime_error(
+        std::string(name) + " requires grad, but fa101 has no backward yet and its gradient would "
+        "be lost; call under torch.no_grad() or pass " + name + ".detach()");
+}
+
+enum class Access { kRead, kWrite };
+
+// An array borrowed for one call.
+class Array {
+  public:
+    Array(nb::handle source, const char* name, Access access) {
+        refuse_lost_gradient(source, name);
+        if (const ExchangeApi* api = exchange_api(source)) {
+            if (api->borrow(source.ptr(), &tensor_) != 0) {
+                nb::python_error reason;
+                nb::raise_from(reason, PyExc_TypeError, "%s cannot be read as a dense array: %S",
+                               name, reason.value().ptr());
+            }
+        } else {
+            import(source, name, access);
+        }
+        int64_t size = 1;
+        for (int i = 0; i < tensor_.ndim; ++i) size *= tensor_.shape[i];
+        if (size != 0 && tensor_.data == nullptr) {
+            throw nb::type_error((std::string(name) + " has no memory behind it; fake and traced "
+                                  "tensors cannot be computed with").c_str());
+        }
+    }
+
+    const nb::dlpack::dltensor& tensor() const { return tensor_; }
+    bool read_only() const { return read_only_; }
+    void* data() const { return static_cast<char*>(tensor_.data) + tensor_.byte_offset; }
+
+  private:
+    void import(nb::handle source, const char* name, Access access) {
+        nb::ndarray<> writable;
+        if (access == Access::kWrite && nb::try_cast(source, writable, false)) {
+            owner_ = nb::ndarray<nb::ro>(writable);
+        } else if (nb::try_cast(source, owner_, false)) {
+            read_only_ = access == Access::kWrite;
+        } else {
+            throw nb::type_error((std::string(name) + " is a " +
+                                  nb::type_name(source.type()).c_str() +
+                                  " that gives no float32, float16 or bfloat16 array through DLPack "
+                                  "or the buffer protocol").c_str());
+        }
+        tensor_ = {owner_.data_handle(), {owner_.device_type(), owner_.device_id()},
+                   static_cast<int32_t>(owner_.ndim()), owner_.dtype(),
+                   const_cast<int64_t*>(owner_.shape_ptr()),
+                   const_cast<int64_t*>(owner_.stride_ptr()), owner_.byte_offset()};
+    }
+
+    nb::dlpack::dltensor tensor_;
+    nb::ndarray<nb::ro> owner_;  // holds what __dlpack__ or the buffer protocol exported
+    bool read_only_ = false;
+};
+
+std::string describe(nb::dlpack::dtype dtype) {
+    static constexpr const char* kCodes[] = {"int", "uint", "float", "handle", "bfloat", "complex"};
+    if (dtype.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Bool)) return "bool";
+    const bool known = dtype.code < std::size(kCodes);
+    return (known ? kCodes[dtype.code] : "of DLPack code " + std::to_string(dtype.code) + " and ") +
+           std::to_string(dtype.bits) + (known ? "" : " bits");
+}
+
+DType dtype_of(nb::dlpack::dtype dtype, const char* name) {
+    using Code = nb::dlpack::dtype_code;
+    const auto is = [&](Code code, int bits) {
+        return dtype.code == static_cast<uint8_t>(code) && dtype.bits == bits && dtype.lanes == 1;
+    };
+    if (is(Code::Float, 32)) return DType::kFloat32;
+    if (is(Code::Float, 16)) return DType::kFloat16;
+    if (is(Code::Bfloat, 16)) return DType::kBFloat16;
+    throw InvalidType(std::string(name) + " has dtype " + describe(dtype) +
+                      "; it must be float32, float16 or bfloat16");
+}
+
+Device device_of(nb::dlpack::device device, const char* name) {
+    switch (device.device_type) {
+        case nb::device::cpu::value:
+        case nb::device::cuda_host::value:
+            return {DeviceType::kCpu, 0};
+        case nb::device::cuda::value:
+        case nb::device::cuda_managed::value:
+            return {DeviceType::kCuda, device.device_id};
+        default:
+            throw InvalidArgument(std::string(name) + " is on a device of DLPack type " +
+                                  std::to_string(device.device_type) + "; it must be on CPU or CUDA");
+    }
+}
+
+TensorView view_of(const Array& array, const char* name) {
+    const nb::dlpack::dltensor& t = array.tensor();
+    TensorView view;
+    view.data = array.data();
+    view.dtype = dtype_of(t.dtype, name);
+    view.device = device_of(t.device, name);
+    view.ndim = t.ndim;  // more than kMaxDims is for make_params to refuse
+    view.read_only = array.read_only();
+    int64_t dense = 1;
+    for (int i = std::min(t.ndim, kMaxDims) - 1; i >= 0; --i) {
+        view.shape[i] = t.shape[i];
+        view.strides[i] = t.strides != nullptr ? t.strides[i] : dense;
+        dense *= t.shape[i];
+    }
+    return view;
+}
+
+// ---- options ------------------------------------------------------------------------------------
+
+template <class Enum>
+Enum choice(const char* name, const std::string& value, const char* first, Enum if_first,
+            const char* second, Enum if_second) {
+    if (value == first) return if_first;
+    if (value == second) return if_second;
+    throw InvalidArgument(std::string(name) + " is '" + value + "'; it must be '" + first +
+                          "' or '" + second + "'");
+}
+
+// One call of forward() or explain(): its arguments, checked.
+struct Call {
+    Call(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse, bool causal,
+         const std::string& align, std::optional<double> softmax_scale, const std::string& layout)
+        : q_array(q, "q", Access::kRead),
+          k_array(k, "k", Access::kRead),
+          v_array(v, "v", Access::kRead),
+          out_array(out, "out", Access::kWrite) {
+        Options options;
+        options.causal = causal;
+        options.align = choice("align", align, "top_left", Align::kTopLeft, "bottom_right",
+                               Align::kBottomRight);
+        options.layout = choice("layout", layout, "bhsd", Layout::kBHSD, "bshd", Layout::kBSHD);
+        if (softmax_scale) options.softmax_scale = static_cast<float>(*softmax_scale);
+
+        const TensorView q_view = view_of(q_array, "q");
+        std::optional<TensorView> lse_view;
+        if (!lse.is_none()) {
+            lse_array.emplace(lse, "lse", Access::kWrite);
+            lse_view = view_of(*lse_array, "lse");
+        }
+        device = q_view.device;
+        params = make_params(q_view, view_of(k_array, "k"), view_of(v_array, "v"),
+                             view_of(out_array, "out"), lse_view ? &*lse_view : nullptr, options);
+    }
+
+    // What the planner knows of the device; the caller's limit on threads counts too.
+    DeviceInfo info(int num_threads) const {
+        DeviceInfo info = device_info(device);
+        if (num_threads > 0) info.num_threads = std::min(info.num_threads, num_threads);
+        return info;
+    }
+
+    Array q_array, k_array, v_array, out_array;
+    std::optional<Array> lse_array;
+    Device device;
+    Params params;
+};
+
+// ---- functions ----------------------------------------------------------------------------------
+
+constexpr uintptr_t kWorkspaceAlignment = 256;
+
+void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse, bool causal,
+             const std::string& align, std::optional<double> softmax_scale,
+             const std::string& layout, const std::string& kernel, const std::string& strategy,
+             uintptr_t stream, nb::handle allocate, int num_threads) {
+    const Call call(q, k, v, out, lse, causal, align, softmax_scale, layout);
+    const Problem& problem = call.params.problem;
+    nb::object memory;                  // outlives the launch; then its framework's allocator
+    std::optional<Array> memory_array;  // keeps it until the stream has passed the kernel
+
+    const nb::gil_scoped_release nogil;
+    const Plan p = plan(problem, call.info(num_threads), kernel, strategy);
+    void* workspace = nullptr;
+    if (p.workspace_bytes > 0 && !problem.is_empty() && !allocate.is_none()) {
+        const nb::gil_scoped_acquire gil;
+        memory = allocate(p.workspace_bytes + static_cast<int64_t>(kWorkspaceAlignment) - 1);
+        memory_array.emplace(memory, "workspace", Access::kWrite);
+        const uintptr_t address = reinterpret_cast<uintptr_t>(memory_array->data());
+        workspace = reinterpret_cast<void*>((address + kWorkspaceAlignment - 1) &
+                                            ~(kWorkspaceAlignment - 1));
+    }
+    run(p, problem, call.params.tensors, workspace, reinterpret_cast<Stream>(stream));
+}
+
+struct Explained {
+    Plan plan;
+    std::string text;
+};
+
+Explained explain_call(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse,
+                       bool causal, const std::string& align, std::optional<double> softmax_scale,
+                       const std::string& layout, const std::string& kernel,
+                       const std::string& strategy, int num_threads) {
+    const Call call(q, k, v, out, lse, causal, align, softmax_scale, layout);
+    const DeviceInfo info = call.info(num_threads);
+    Plan p = plan(call.params.problem, info, kernel, strategy);
+    std::string text = explain(p, call.params.problem, info);
+    return {std::move(p), std::move(text)};
+}
+
+nb::list kernel_list() {
+    nb::list list;
+    for (const KernelInfo& kernel : kernels()) {
+        nb::dict entry;
+        entry["name"] = kernel.name;
+        entry["device"] = kernel.device == DeviceType::kCpu ? "cpu" : "cuda";
+        entry["lesson"] = kernel.lesson;
+        list.append(entry);
+    }
+    return list;
+}
+
+nb::dict info() {
+    const auto text_or_none = [](const std::string& text) -> nb::object {
+        return text.empty() ? nb::object(nb::none()) : nb::object(nb::str(text.c_str()));
+    };
+    const BuildInfo build = build_info();
+    nb::dict archs;
+    for (const auto& kernel : build.archs) archs[kernel.kernel.c_str()] = kernel.archs;
+
+    std::string reason;
+    const int count = cuda_device_count(&reason);
+    nb::list gpus;
+    for (int i = 0; i < count; ++i) {
+        const DeviceInfo device = device_info({DeviceType::kCuda, i});
+        nb::dict gpu;
+        gpu["name"] = device.name;
+        gpu["arch"] = device.arch;
+        gpu["sms"] = device.num_sms;
+        gpu["memory_bytes"] = device.memory_bytes;
+        gpus.append(gpu);
+    }
+
+    const DeviceInfo host = device_info({DeviceType::kCpu, 0});
+    nb::dict cpu;
+    cpu["name"] = host.name;
+    cpu["simd"] = name_of(host.simd);
+    cpu["simd_built"] = build.simd;
+    cpu["num_threads"] = host.num_threads;
+
+    nb::dict result;
+    result["version"] = build.version;
+    result["cuda"] = text_or_none(build.cuda_version);
+    result["cutlass"] = text_or_none(build.cutlass_version);
+    result["archs"] = archs;
+    result["gpus"] = gpus;
+    result["no_gpu_because"] = text_or_none(reason);
+    result["cpu"] = cpu;
+    return result;
+}
+
+void set_num_threads(int n) {
+    if (n < 1) {
+        throw InvalidArgument("n is " + std::to_string(n) + "; it must be at least 1");
+    }
+    set_cpu_threads(n);
+}
+
+// ---- for frameworks that need more -----------------------------------------------------------------
+
+constexpr nb::dlpack::dtype kBFloat16{static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat), 16, 1};
+
+// NumPy's bfloat16 (ml_dtypes) has no DLPack export, but its bits, seen as uint16, do.
+nb::object as_bfloat16(nb::handle bits) {
+    const Array array(bits, "bits", Access::kWrite);
+    const nb::dlpack::dltensor& t = array.tensor();
+    if (t.dtype != nb::dtype<uint16_t>()) {
+        throw InvalidType("bits has dtype " + describe(t.dtype) + "; it must be uint16");
+    }
+    const auto ndim = static_cast<size_t>(t.ndim);
+    const auto* shape = reinterpret_cast<const size_t*>(t.shape);
+    const auto [type, id] = t.device;
+    if (array.read_only()) {
+        return nb::cast(nb::ndarray<nb::array_api, nb::ro>(array.data(), ndim, shape, bits,
+                                                           t.strides, kBFloat16, type, id));
+    }
+    return nb::cast(nb::ndarray<nb::array_api>(array.data(), ndim, shape, bits, t.strides,
+                                               kBFloat16, type, id));
+}
+
+// An uninitialised CUDA array for JAX, whose allocator cannot be reached. JAX may drop it while its
+// own streams still read it, so the memory is released only once the device is idle.
+nb::object cuda_empty(const std::vector<size_t>& shape, const std::string& dtype, int device) {
+    static constexpr struct {
+        const char* name;
+        nb::dlpack::dtype dtype;
+    } kDTypes[] = {{"float32", nb::dtype<float>()},
+                   {"float16", {static_cast<uint8_t>(nb::dlpack::dtype_code::Float), 16, 1}},
+                   {"bfloat16", kBFloat16},
+                   {"uint8", nb::dtype<uint8_t>()}};
+    const auto* known = std::find_if(std::begin(kDTypes), std::end(kDTypes),
+                                     [&](const auto& entry) { return dtype == entry.name; });
+    if (known == std::end(kDTypes)) throw InvalidType("dtype is '" + dtype + "'; it is unknown");
+    int64_t bytes = known->dtype.bits / 8;
+    for (size_t n : shape) bytes *= static_cast<int64_t>(n);
+
+    struct Owned {
+        Device device;
+        Buffer buffer;
+    };
+    const Device on{DeviceType::kCuda, device};
+    auto owned = std::unique_ptr<Owned>(new Owned{on, {on, bytes}});
+    void* data = owned->buffer.data();
+    const nb::capsule owner(owned.release(), [](void* pointer) noexcept {
+        const nb::gil_scoped_release nogil;  // work that the device waits for may need it
+        const std::unique_ptr<Owned> dropped(static_cast<Owned*>(pointer));
+        try {
+            synchronize(dropped->device);
+        } catch (const Error&) {  // the process is ending, and the driver with it
+        }
+    });
+    return nb::cast(nb::ndarray<nb::array_api>(data, shape.size(), shape.data(), owner, nullptr,
+                                               known->dtype, nb::device::cuda::value, device));
+}
+
+void cuda_synchronize(int device) {
+    const nb::gil_scoped_release nogil;
+    synchronize({DeviceType::kCuda, device});
+}
+
+void translate(const std::exception_ptr& error, void*) {
+    try {
+        std::rethrow_exception(error);
+    } catch (const InvalidType& e) {
+        PyErr_SetString(PyExc_TypeError, e.what());
+    } catch (const InvalidArgument& e) {
+        PyErr_SetString(PyExc_ValueError, e.what());
+    } catch (const Unsupported& e) {
+        PyErr_SetString(PyExc_NotImplementedError, e.what());
+    } catch (const Error& e) {
+        PyErr_SetString(PyExc_RuntimeError, e.what());
+    }
+}
+
+}  // namespace
+}  // namespace fa101
+
+NB_MODULE(_fa101, m) {
+    using namespace fa101;
+    m.doc() = "The compiled half of fa101. Call fa101.flash_attention instead.";
+    m.attr("__version__") = FA101_VERSION;
+    nb::register_exception_translator(translate);
+
+    nb::class_<Explained>(m, "Plan", "How a call will run.")
+        .def_prop_ro("kernel", [](const Explained& e) { return e.plan.kernel; })
+        .def_prop_ro("strategy", [](const Explained& e) { return name_of(e.plan.strategy); })
+        .def_prop_ro("block_m", [](const Explained& e) { return e.plan.tile.block_m; },
+                     "Query rows of a tile.")
+        .def_prop_ro("block_n", [](const Explained& e) { return e.plan.tile.block_n; },
+                     "Keys of a tile.")
+        .def_prop_ro("num_splits", [](const Explained& e) { return e.plan.num_splits; })
+        .def_prop_ro("workspace_bytes", [](const Explained& e) { return e.plan.workspace_bytes; })
+        .def_prop_ro("reason", [](const Explained& e) { return e.plan.reason; })
+        .def("__str__", [](const Explained& e) { return e.text; })
+        .def("__repr__", [](const Explained& e) { return e.text; });
+
+    m.def("forward", &forward, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a.none(), nb::kw_only(),
+          "causal"_a, "align"_a, "softmax_scale"_a.none(), "layout"_a, "kernel"_a, "strategy"_a,
+          "stream"_a, "allocate"_a.none(), "num_threads"_a = 0,
+          "Writes attention into out and, unless None, the log-sum-exp into lse. `stream` is a "
+          "cudaStream_t; `allocate(n)` gives n bytes of workspace on that stream.");
+    m.def("explain", &explain_call, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a.none(), nb::kw_only(),
+          "causal"_a, "align"_a, "softmax_scale"_a.none(), "layout"_a, "kernel"_a, "strategy"_a,
+          "num_threads"_a = 0, "The plan of forward() with these arguments.");
+    m.def("kernels", &kernel_list, "Every kernel, in the order of the ladder.");
+    m.def("info", &info, "How this binary was built and what it runs on.");
+    m.def("get_num_threads", &cpu_threads, "Threads that the CPU kernels use.");
+    m.def("set_num_threads", &set_num_threads, "n"_a, "Sets the threads that the CPU kernels use.");
+    m.def("simd_level", [] { return name_of(cpu_simd_level()); },
+          "The SIMD level that the CPU kernels use.");
+
+    m.def("as_bfloat16", &as_bfloat16, "bits"_a, "The same memory, uint16 seen as bfloat16.");
+    m.def("cuda_empty", &cuda_empty, "shape"_a, "dtype"_a, "device"_a,
+          "An uninitialised array on a GPU.");
+    m.def("cuda_synchronize", &cuda_synchronize, "device"_a,
+          "Waits for everything enqueued on a GPU.");
+}

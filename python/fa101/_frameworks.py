@@ -1,0 +1,363 @@
+"""What differs between torch, NumPy, CuPy and JAX: one class each, the same questions.
+
+A framework is imported only when one of its arrays arrives, so importing fa101 needs none of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fa101 import _fa101
+
+Allocator = Callable[[int], Any]
+
+
+def framework_of(name: str, x: Any) -> Framework:
+    """The framework of an array, found by its type alone."""
+    framework = _known.get(type(x))
+    if framework is None:
+        framework = _known[type(x)] = _find(name, type(x))
+    return framework
+
+
+_known: dict[type, Framework] = {}
+
+
+def _find(name: str, kind: type) -> Framework:
+    for base in kind.__mro__:
+        match (base.__module__.partition(".")[0], base.__name__):
+            case ("torch", "Tensor"):
+                return _torch()
+            case ("numpy", "ndarray"):
+                return _numpy()
+            case ("cupy", "ndarray"):
+                return _cupy()
+            case ("jaxlib", "ArrayImpl"):
+                return _jax()
+            case ("jax", "Tracer"):
+                raise TypeError(
+                    f"{name} is a JAX tracer; fa101 computes on concrete arrays only, "
+                    "so call it outside jit, grad and vmap"
+                )
+    raise TypeError(
+        f"{name} is a {kind.__module__}.{kind.__qualname__}; "
+        "it must be a torch tensor or a NumPy, CuPy or JAX array"
+    )
+
+
+def _refuse_dtype(name: str, dtype: object) -> TypeError:
+    return TypeError(f"{name} has dtype {dtype}; it must be float32, float16 or bfloat16")
+
+
+def _axis_order(strides: Sequence[int]) -> list[int]:
+    """The axes from outermost to innermost in memory; expanded ones first, the last one last."""
+    last = len(strides) - 1
+    order = sorted(range(last), key=lambda axis: (strides[axis] != 0, -abs(strides[axis])))
+    return [*order, last]
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)
+
+
+def _lse_shape(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    """(batch, heads, seqlen_q). A q that has not 4 axes is refused further down."""
+    return (shape[0], shape[2], shape[1]) if layout == "bshd" and len(shape) == 4 else shape[:3]
+
+
+class Framework(ABC):
+    @abstractmethod
+    def inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+        """q, k and v with their last axis contiguous: copied where it is not."""
+
+    @abstractmethod
+    def writable(self, out: Any) -> Any:
+        """`out`, checked for what the binding cannot see."""
+
+    @abstractmethod
+    def empty_out(self, q: Any, v: Any) -> Any:
+        """Where the result goes: dense, with the axis order of q."""
+
+    @abstractmethod
+    def empty_lse(self, q: Any, layout: str) -> Any: ...
+
+    @abstractmethod
+    def allocator(self, q: Any) -> Allocator:
+        """Gives bytes on q's device, in order with stream(q)."""
+
+    def argument(self, x: Any) -> Any:
+        """What the binding gets for x."""
+        return x
+
+    def result(self, x: Any, q: Any) -> Any:
+        """What the user gets for x, which is from empty_out or empty_lse."""
+        return x
+
+    def written(self, out: Any) -> None:  # noqa: B027, most frameworks keep no books
+        """The user's own array has a new content."""
+
+    def stream(self, q: Any) -> int:
+        return 0
+
+    def num_threads(self) -> int:
+        """The most CPU threads the call may use; 0 is no limit of the framework's."""
+        return 0
+
+
+class Torch(Framework):
+    def __init__(self) -> None:
+        import torch
+
+        self._torch = torch
+        self._dtypes = {torch.float32, torch.float16, torch.bfloat16}
+
+    def inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+        torch = self._torch
+        self._refuse_transforms(("q", q), ("k", k), ("v", v))
+        place = "cuda" if q.is_cuda else "cpu"
+        cast = torch.get_autocast_dtype(place) if torch.is_autocast_enabled(place) else None
+        return self._input("q", q, cast), self._input("k", k, cast), self._input("v", v, cast)
+
+    def _input(self, name: str, x: Any, cast: Any) -> Any:
+        self._require_dense(name, x)
+        if x.dtype not in self._dtypes:
+            raise _refuse_dtype(name, x.dtype)
+        if cast is not None:
+            x = x.to(cast)
+        if x.is_neg():  # a view that negates when read; its memory has the other sign
+            x = x.resolve_neg()
+        if x.stride()[-1:] != (1,) and x.shape[-1:] != (1,):
+            x = x.contiguous()
+        return x
+
+    def writable(self, out: Any) -> Any:
+        self._refuse_transforms(("out", out))
+        self._require_dense("out", out)
+        if out.is_neg():
+            raise ValueError("out is a negated view (Tensor.is_neg); it cannot be written into")
+        return out
+
+    def _require_dense(self, name: str, x: Any) -> None:
+        torch = self._torch
+        if type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            raise TypeError(f"{name} is a {type(x).__name__}, which has no memory to compute with")
+        if x.layout is not torch.strided or x.is_nested:
+            kind = "nested" if x.is_nested else str(x.layout)
+            raise TypeError(f"{name} is {kind}; it must be dense (torch.strided)")
+
+    def _refuse_transforms(self, *named: tuple[str, Any]) -> None:
+        """What runs a function on stand-ins for its arguments would not see what we compute."""
+        torch = self._torch
+        name = named[0][0]
+        if torch.jit.is_tracing():
+            raise TypeError(f"{name} is being traced by torch.jit; fa101 cannot be traced")
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            for name, x in named:
+                if torch._C._functorch.is_functorch_wrapped_tensor(x):
+                    raise TypeError(f"{name} is inside a torch.func transform (vmap, grad, jvp); "
+                                    "fa101 cannot be transformed")
+        if torch._C._len_torch_dispatch_stack() > 0:
+            from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+            if get_proxy_mode() is not None:
+                raise TypeError(f"{name} is being traced by make_fx; fa101 cannot be traced")
+        if torch.autograd.forward_ad._current_level >= 0:
+            for name, x in named:
+                if torch.autograd.forward_ad.unpack_dual(x).tangent is not None:
+                    raise RuntimeError(f"{name} has a forward-mode tangent, which would be lost; "
+                                       "fa101 has no derivatives yet")
+
+    def empty_out(self, q: Any, v: Any) -> Any:
+        torch = self._torch
+        shape = (*q.shape[:-1], *v.shape[-1:])
+        if q.is_contiguous():
+            return torch.empty(shape, dtype=q.dtype, device=q.device)
+        order = _axis_order(q.stride())
+        dense = torch.empty([shape[i] for i in order], dtype=q.dtype, device=q.device)
+        return dense.permute(_inverse(order))
+
+    def empty_lse(self, q: Any, layout: str) -> Any:
+        shape = _lse_shape(tuple(q.shape), layout)
+        return self._torch.empty(shape, dtype=self._torch.float32, device=q.device)
+
+    def written(self, out: Any) -> None:
+        # Autograd must see that what it may have saved has changed.
+        if not out.is_inference():
+            self._torch.autograd.graph.increment_version(out)
+
+    def allocator(self, q: Any) -> Allocator:
+        torch = self._torch
+        return functools.partial(torch.empty, dtype=torch.uint8, device=q.device)
+
+    def stream(self, q: Any) -> int:
+        if not q.is_cuda:
+            return 0
+        stream: int = self._torch.cuda.current_stream(q.device).cuda_stream
+        return stream
+
+    def num_threads(self) -> int:
+        threads: int = self._torch.get_num_threads()
+        return threads
+
+
+class Numpy(Framework):
+    """NumPy, and CuPy where it is the same."""
+
+    module = "numpy"
+
+    def __init__(self) -> None:
+        self._xp = importlib.import_module(self.module)
+        self._dtypes = {self._xp.dtype("float32"), self._xp.dtype("float16")}
+
+    def inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+        return self._input("q", q), self._input("k", k), self._input("v", v)
+
+    def _input(self, name: str, x: Any) -> Any:
+        self._require_plain(name, x)
+        if x.dtype not in self._dtypes and x.dtype.name != "bfloat16":
+            raise _refuse_dtype(name, x.dtype)
+        if not self._is_readable(x):
+            x = x.copy(order="C")
+        return x
+
+    def _require_plain(self, name: str, x: Any) -> None:
+        if isinstance(x, self._xp.ma.MaskedArray):
+            raise TypeError(f"{name} is a masked array; fill or drop its mask first")
+
+    def _is_readable(self, x: Any) -> bool:
+        unit = x.strides[-1:] == (x.itemsize,) or x.shape[-1:] == (1,)
+        return unit and bool(x.flags.aligned)
+
+    def writable(self, out: Any) -> Any:
+        self._require_plain("out", out)
+        return out
+
+    def empty_out(self, q: Any, v: Any) -> Any:
+        shape = (*q.shape[:-1], *v.shape[-1:])
+        order = _axis_order(q.strides) if q.ndim and not q.flags.c_contiguous else range(q.ndim)
+        dense = self._xp.empty([shape[i] for i in order], dtype=q.dtype)
+        return dense.transpose(_inverse(order))
+
+    def empty_lse(self, q: Any, layout: str) -> Any:
+        return self._xp.empty(_lse_shape(q.shape, layout), dtype="float32")
+
+    def argument(self, x: Any) -> Any:
+        if x.dtype in self._dtypes or x.dtype.name != "bfloat16":
+            return x
+        return _fa101.as_bfloat16(x.view("uint16"))
+
+    def allocator(self, q: Any) -> Allocator:
+        return functools.partial(self._xp.empty, dtype="uint8")
+
+
+class Cupy(Numpy):
+    module = "cupy"
+
+    def inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+        with q.device:
+            return super().inputs(q, k, v)
+
+    def _require_plain(self, name: str, x: Any) -> None:
+        pass
+
+    def _is_readable(self, x: Any) -> bool:
+        return x.strides[-1:] == (x.itemsize,) or x.shape[-1:] == (1,)
+
+    def empty_out(self, q: Any, v: Any) -> Any:
+        with q.device:
+            return super().empty_out(q, v)
+
+    def empty_lse(self, q: Any, layout: str) -> Any:
+        with q.device:
+            return super().empty_lse(q, layout)
+
+    def argument(self, x: Any) -> Any:
+        # -1: no waiting. Everything is on CuPy's current stream already, and an order with another
+        # stream could not be captured in a CUDA graph.
+        return x.__dlpack__(stream=-1)
+
+    def allocator(self, q: Any) -> Allocator:
+        def allocate(nbytes: int) -> Any:
+            with q.device:
+                return self._xp.empty(nbytes, dtype="uint8")
+
+        return allocate
+
+    def stream(self, q: Any) -> int:
+        stream: int = self._xp.cuda.get_current_stream(q.device.id).ptr
+        return stream
+
+
+class Jax(Framework):
+    """Concrete arrays only. JAX shows neither its stream nor its allocator, so on CUDA the inputs
+    are ordered before the legacy default stream (__dlpack__ does that), the result is in memory of
+    our own, and it is handed over when the device is done.
+    """
+
+    legacy_default_stream = 1
+
+    def __init__(self) -> None:
+        import jax
+        import numpy
+
+        self._jax = jax
+        self._np = numpy
+
+    def inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if x.dtype.name not in ("float32", "float16", "bfloat16"):
+                raise _refuse_dtype(name, x.dtype)
+            if len(x.devices()) != 1:
+                raise ValueError(f"{name} is spread over {len(x.devices())} devices; "
+                                 "it must be on one")
+        return q, k, v
+
+    def writable(self, out: Any) -> Any:
+        raise ValueError("out is a JAX array, which is read-only")
+
+    def _device(self, q: Any) -> Any:
+        (device,) = q.devices()
+        return device
+
+    def _empty(self, shape: Sequence[int], dtype: Any, q: Any) -> Any:
+        if self._device(q).platform == "cpu":
+            return self._np.empty(shape, dtype)
+        return _fa101.cuda_empty(shape, self._np.dtype(dtype).name, q.__dlpack_device__()[1])
+
+    def empty_out(self, q: Any, v: Any) -> Any:
+        return self._empty((*q.shape[:-1], *v.shape[-1:]), q.dtype, q)
+
+    def empty_lse(self, q: Any, layout: str) -> Any:
+        return self._empty(_lse_shape(q.shape, layout), "float32", q)
+
+    def argument(self, x: Any) -> Any:
+        if isinstance(x, self._np.ndarray):
+            return _numpy().argument(x)
+        if not isinstance(x, self._jax.Array):
+            return x  # from cuda_empty
+        if self._device(x).platform == "cpu":
+            return x.block_until_ready().__dlpack__()
+        return x.__dlpack__(stream=self.legacy_default_stream)
+
+    def result(self, x: Any, q: Any) -> Any:
+        device = self._device(q)
+        if device.platform == "cpu":
+            return self._jax.device_put(x, device)
+        _fa101.cuda_synchronize(q.__dlpack_device__()[1])
+        return self._jax.dlpack.from_dlpack(x)
+
+    def allocator(self, q: Any) -> Allocator:
+        return lambda nbytes: self._empty((nbytes,), "uint8", q)
+
+    def stream(self, q: Any) -> int:
+        return 0 if self._device(q).platform == "cpu" else self.legacy_default_stream
+
+
+_torch = functools.cache(Torch)
+_numpy = functools.cache(Numpy)
+_cupy = functools.cache(Cupy)
+_jax = functools.cache(Jax)

@@ -1,0 +1,197 @@
+"""[0] What users call. Decides what is asked and where the result goes; what is valid is decided
+below, in make_params.cpp, once for Python and C++.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any, Literal, Protocol, TypeVar, overload
+
+from fa101 import _fa101
+from fa101._frameworks import Framework, framework_of
+
+
+class SupportsDLPack(Protocol):
+    """An array that others can read: torch, NumPy, CuPy and JAX arrays are."""
+
+    def __dlpack__(self) -> Any: ...
+
+
+Array = TypeVar("Array", bound=SupportsDLPack)
+
+
+@overload
+def flash_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = ...,
+    align: str = ...,
+    softmax_scale: float | None = ...,
+    layout: str = ...,
+    strategy: str = ...,
+    kernel: str = ...,
+    return_lse: Literal[False] = ...,
+    out: Array | None = ...,
+) -> Array: ...
+
+
+@overload
+def flash_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = ...,
+    align: str = ...,
+    softmax_scale: float | None = ...,
+    layout: str = ...,
+    strategy: str = ...,
+    kernel: str = ...,
+    return_lse: Literal[True],
+    out: Array | None = ...,
+) -> tuple[Array, Array]: ...
+
+
+def flash_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    align: str = "top_left",
+    softmax_scale: float | None = None,
+    layout: str = "bhsd",
+    strategy: str = "auto",
+    kernel: str = "auto",
+    return_lse: bool = False,
+    out: Any = None,
+) -> Any:
+    """softmax(softmax_scale * q @ k.T, masked) @ v, without the seqlen_q x seqlen_k matrix.
+
+    Takes and returns torch tensors (CPU, CUDA), NumPy, CuPy or JAX arrays: all of one kind, on one
+    device, in float32, float16 or bfloat16. Sums are kept in float32. On CUDA the work is enqueued
+    on the caller's current stream and nothing waits for it (JAX, which shows no stream, excepted).
+
+    Shapes, for layout="bhsd" (for "bshd" swap the two axes in the middle):
+        q    (batch, heads, seqlen_q, head_dim)
+        k    (batch, heads_kv, seqlen_k, head_dim)      heads is a multiple of heads_kv; query head h
+        v    (batch, heads_kv, seqlen_k, head_dim_v)    reads key/value head h // (heads // heads_kv)
+        out  (batch, heads, seqlen_q, head_dim_v)
+        lse  (batch, heads, seqlen_q), float32, in either layout
+
+    Any strides will do, zero and negative too; a tensor whose last axis is not contiguous is copied
+    first. The result is dense, its axes in memory in the order of q's (an expanded axis counts as
+    outermost), head_dim_v innermost; JAX has no strides. Inside torch.autocast inputs are cast to
+    its dtype. No gradients yet: a tensor that requires grad is refused unless grad mode is off.
+
+    causal: queries see keys up to a diagonal, which `align` starts in a corner:
+        "top_left"      query i sees keys j <= i, as with torch's is_causal
+        "bottom_right"  query i sees keys j <= i + seqlen_k - seqlen_q, as with flash-attn:
+                        the last query sees every key
+        With 2 queries and 5 keys, X visible:   top_left    bottom_right
+                                                X....       XXXX.
+                                                XX...       XXXXX
+    softmax_scale: None is 1 / sqrt(head_dim). Zero and negative scales are legal.
+    strategy, kernel: "auto", or a name from fa101.kernels(); fa101.explain says what "auto" picks.
+    return_lse: also return log(sum(exp(logits))) of every query.
+    out: an array to write the result into, and to return.
+
+    A query that sees no key gives zeros, and lse -inf. What a query may not see has no effect on
+    its result, even if it is NaN; what it sees propagates.
+    """
+    options = _options(causal, align, softmax_scale, layout, strategy, kernel)
+    _require_type("return_lse", return_lse, bool, "True or False")
+    framework = _common_framework(q, k, v, out)
+    q, k, v = framework.inputs(q, k, v)
+    target = framework.empty_out(q, v) if out is None else framework.writable(out)
+    lse = framework.empty_lse(q, layout) if return_lse else None
+    _forward(framework, q, k, v, target, lse, options)
+    if out is None:
+        out = framework.result(target, q)
+    else:
+        framework.written(out)
+    return (out, framework.result(lse, q)) if return_lse else out
+
+
+def explain(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    align: str = "top_left",
+    softmax_scale: float | None = None,
+    layout: str = "bhsd",
+    strategy: str = "auto",
+    kernel: str = "auto",
+) -> _fa101.Plan:
+    """Prints how flash_attention would run with these arguments, and why; returns the plan."""
+    options = _options(causal, align, softmax_scale, layout, strategy, kernel)
+    framework = _common_framework(q, k, v, None)
+    q, k, v = framework.inputs(q, k, v)
+    arrays = [framework.argument(x) for x in (q, k, v, framework.empty_out(q, v))]
+    plan = _fa101.explain(*arrays, None, **options, num_threads=framework.num_threads())
+    print(plan, end="")
+    return plan
+
+
+def _forward(
+    framework: Framework, q: Any, k: Any, v: Any, out: Any, lse: Any, options: Mapping[str, Any]
+) -> None:
+    """Writes into `out` and `lse`; everything above it only decides what they are."""
+    argument = framework.argument
+    _fa101.forward(
+        argument(q),
+        argument(k),
+        argument(v),
+        argument(out),
+        None if lse is None else argument(lse),
+        **options,
+        stream=framework.stream(q),
+        allocate=framework.allocator(q),
+        num_threads=framework.num_threads(),
+    )
+
+
+def _options(
+    causal: Any, align: Any, softmax_scale: Any, layout: Any, strategy: Any, kernel: Any
+) -> dict[str, Any]:
+    _require_type("causal", causal, bool, "True or False")
+    _require_type("align", align, str, "a string")
+    _require_type("layout", layout, str, "a string")
+    _require_type("strategy", strategy, str, "a string")
+    _require_type("kernel", kernel, str, "a string")
+    if softmax_scale is not None:
+        if isinstance(softmax_scale, bool) or not isinstance(softmax_scale, Real):
+            raise TypeError(f"softmax_scale is {softmax_scale!r}; it must be a number or None")
+        softmax_scale = float(softmax_scale)
+    return {
+        "causal": causal,
+        "align": align,
+        "softmax_scale": softmax_scale,
+        "layout": layout,
+        "strategy": strategy,
+        "kernel": kernel,
+    }
+
+
+def _require_type(name: str, value: Any, expected: type, words: str) -> None:
+    if not isinstance(value, expected):
+        raise TypeError(f"{name} is {value!r}; it must be {words}")
+
+
+def _common_framework(q: Any, k: Any, v: Any, out: Any) -> Framework:
+    framework = framework_of("q", q)
+    for name, x in (("k", k), ("v", v), ("out", out)):
+        if (x is not None or name != "out") and framework_of(name, x) is not framework:
+            raise TypeError(
+                f"{name} is a {_kind(x)} but q is a {_kind(q)}; all arrays must be of one kind"
+            )
+    return framework
+
+
+def _kind(x: Any) -> str:
+    return f"{type(x).__module__}.{type(x).__qualname__}"
