@@ -60,7 +60,7 @@ Axes axes_of(const TensorView& t, const char* name, Layout layout) {
     if (!empty && t.data == nullptr) {
         throw InvalidArgument(std::string(name) + " has no data (a null pointer)");
     }
-    if (reinterpret_cast<uintptr_t>(t.data) % size_of(t.dtype) != 0) {
+    if (!empty && reinterpret_cast<uintptr_t>(t.data) % size_of(t.dtype) != 0) {
         throw InvalidArgument(std::string(name) + " starts at an address that is no multiple of " +
                               std::to_string(size_of(t.dtype)) + ", the size of its " +
                               name_of(t.dtype) + " elements");
