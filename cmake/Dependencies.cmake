@@ -77,7 +77,7 @@ if(FA101_BUILD_PROFILER)
         https://github.com/nlohmann/json/releases/download/v3.11.3/json.tar.xz
         d6c65aca6b1ed68e7a182f4757257b107ae403032760ed6ef121c9d55e81757d)
 endif()
-if(BUILD_TESTING)
+if(testing)
     fa101_header_library(doctest doctest::doctest doctest/doctest.h doctest-dev
         https://github.com/doctest/doctest/archive/v2.4.9.tar.gz
         19b2df757f2f3703a5e63cee553d85596875f06d91a3333acd80a969ef210856)

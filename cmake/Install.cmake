@@ -19,6 +19,8 @@ install(TARGETS fa101 EXPORT fa101Targets COMPONENT fa101)
 install(DIRECTORY csrc/include/fa101 TYPE INCLUDE COMPONENT fa101)
 install(FILES LICENSE NOTICE.md TYPE DOC COMPONENT fa101)
 if(TARGET profile-attention)
+    set_target_properties(profile-attention PROPERTIES
+        INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
     install(TARGETS profile-attention COMPONENT fa101)
 endif()
 install(EXPORT fa101Targets NAMESPACE fa101:: DESTINATION "${config_dir}" COMPONENT fa101)
