@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(1200)
+
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("FA101_PACKAGE_BUILD", ROOT / "build"))
 HAS_NVCC = shutil.which("nvcc") is not None
@@ -134,7 +136,7 @@ def test_wheel_installs_and_runs_without_torch(wheel, python):
     assert "fa101" in run(python, "-m", "fa101", cwd=wheel.parent)
 
 
-@pytest.mark.parametrize("first, second", [("fa101", "torch"), ("torch", "fa101")])
+@pytest.mark.parametrize(("first", "second"), [("fa101", "torch"), ("torch", "fa101")])
 def test_either_import_order(first, second):
     pytest.importorskip("torch")
     use = "q = torch.ones(1, 1, 2, 8); assert (fa101.flash_attention(q, q, q) == 1).all()"
@@ -185,11 +187,13 @@ def test_sdist_builds_without_network(sdist, tmp_path):
             *("-DBUILD_TESTING=OFF", "-DFA101_BUILD_PROFILER=OFF"),
             **offline,
         )
-        assert "fetching" not in output and "unpacking" not in output
+        assert "fetching" not in output
+        assert "unpacking" not in output
 
 
 @pytest.mark.skipif(not HAS_NVCC, reason="no nvcc")
 def test_missing_cutlass_is_one_error_with_the_command(checkout, tmp_path):
+    shutil.rmtree(checkout / "third_party/cutlass/include", ignore_errors=True)
     output = run(
         *("cmake", "-S", checkout, "-B", tmp_path / "build", "-DFA101_CUDA=ON"),
         *("-DBUILD_TESTING=OFF", "-DFA101_BUILD_PROFILER=OFF"),
@@ -204,9 +208,11 @@ def test_no_cuda_compiler_found(tmp_path):
     nowhere = tmp_path / "nowhere"
     for env in ({"CUDACXX": nowhere / "nvcc"}, {"CUDACXX": "", "CUDA_HOME": nowhere}):
         output = configure(tmp_path, "-DFA101_CUDA=AUTO", **env)
-        assert "fa101: CPU only" in output and "CMake Error" not in output
+        assert "fa101: CPU only" in output
+        assert "CMake Error" not in output
         output = one_line(configure(tmp_path, "-DFA101_CUDA=ON", **env))
-        assert output.count("CMake Error") == 1 and "-DFA101_CUDA=OFF" in output
+        assert output.count("CMake Error") == 1
+        assert "-DFA101_CUDA=OFF" in output
         assert str(nowhere) in output.replace(" ", "")
 
 
@@ -217,7 +223,8 @@ def test_pip_shows_no_python_traceback_of_ours_when_cuda_is_missing(checkout, tm
         check=False,
         CUDACXX=tmp_path / "nvcc",
     )
-    assert "-DFA101_CUDA=OFF" in one_line(output) and "Traceback" not in output
+    assert "-DFA101_CUDA=OFF" in one_line(output)
+    assert "Traceback" not in output
 
 
 @pytest.mark.skipif(not HAS_NVCC, reason="no nvcc")
@@ -238,7 +245,8 @@ def test_known_architectures(archs, tmp_path):
 @pytest.mark.parametrize("dims", ["", "80", "64;512", "all"])
 def test_unknown_head_dims(dims, tmp_path):
     output = one_line(configure(tmp_path, "-DFA101_CUDA=OFF", f"-DFA101_HEAD_DIMS={dims}"))
-    assert output.count("CMake Error") == 1 and "FA101_HEAD_DIMS" in output
+    assert output.count("CMake Error") == 1
+    assert "FA101_HEAD_DIMS" in output
 
 
 @pytest.mark.skipif(not HAS_NVCC, reason="no nvcc")
@@ -315,4 +323,5 @@ def test_shared_library_installed_for_another_project(checkout, tmp_path):
     for line in run("nm", "-DC", "--defined-only", library).splitlines():
         symbol = line.split(maxsplit=2)[2]
         name = re.match(r"(?:(?:typeinfo|vtable)(?: name)? for )?fa101::(?:\w+::)*~?(\w+)", symbol)
-        assert name and re.search(rf"\b{name[1]}\b", headers), f"{symbol} is exported"
+        assert name, f"{symbol} is exported"
+        assert re.search(rf"\b{name[1]}\b", headers), f"{symbol} is exported"
