@@ -47,7 +47,7 @@ class CudaBackend final : public Backend {
         check_cuda(cudaEventCreate(&start_), "cudaEventCreate");
         check_cuda(cudaEventCreate(&stop_), "cudaEventCreate");
         // Long enough to write, too, that the host has queued the run before the device gets to it.
-        flush_bytes_ = std::max<int64_t>(2 * info.l2_bytes, int64_t{64} << 20);
+        flush_bytes_ = std::max<int64_t>(2 * info.l2_bytes, int64_t{256} << 20);
         check_cuda(cudaMalloc(&flush_, static_cast<size_t>(flush_bytes_)), "cudaMalloc");
 
         int driver = 0, runtime = 0, memory_khz = 0;

@@ -192,6 +192,9 @@ Arguments parse_arguments(int argc, const char* const* argv) {
             ->type_name(type)
             ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     };
+    const auto add_flag = [&](const std::string& name, bool& value, const std::string& help) {
+        return app.add_flag(name, value, help)->disable_flag_override();  // no "--causal=7"
+    };
     const auto is_given = [&](const std::string& name) { return app.count(name) > 0; };
 
     Arguments args;
@@ -201,7 +204,7 @@ Arguments parse_arguments(int argc, const char* const* argv) {
     }
     add("--dtype", "NAME",
         "float32, float16, bfloat16 (or fp32, fp16, bf16) [float16 on a GPU, float32 on the CPU]");
-    app.add_flag("--causal", args.causal, "Query i sees keys 0 to i only");
+    add_flag("--causal", args.causal, "Query i sees keys 0 to i only");
     add("--sweep", "NAME=FIRST:LAST:FACTOR",
         "Repeat for several values of one size, as in seq-len=256:16384:2");
     add("--impl", "NAMES", "Kernels, separated by commas; --list shows them [all of the device]");
@@ -212,12 +215,12 @@ Arguments parse_arguments(int argc, const char* const* argv) {
         "Timed runs [up to 100, as many as fit in a second]");
     bool no_check = false;
     CLI::Option* check =
-        app.add_flag("--check", args.check, "Compare with a float64 reference first [the default]");
-    app.add_flag("--no-check", no_check, "Only time")->excludes(check);
+        add_flag("--check", args.check, "Compare with a float64 reference first [the default]");
+    add_flag("--no-check", no_check, "Only time")->excludes(check);
     add("--seed", "0.." + std::to_string(kMaxSeed), "Of the random inputs [0]");
     add("--json", "FILE", "Write everything, with every single timing, to FILE");
     add("--csv", "FILE", "Write one line for every row to FILE");
-    app.add_flag("--list", args.list, "List the kernels and leave");
+    add_flag("--list", args.list, "List the kernels and leave");
     app.set_version_flag("--version", "fa101 " FA101_VERSION);
 
     try {
@@ -228,13 +231,16 @@ Arguments parse_arguments(int argc, const char* const* argv) {
     } catch (const CLI::CallForVersion&) {
         args.text = "fa101 " FA101_VERSION "\n";
         return args;
-    } catch (const CLI::ArgumentMismatch& error) {  // "--name: 1 required TYPE missing"
-        const std::string message = error.what();
-        const std::string name = message.substr(0, message.find(':'));
+    } catch (const CLI::ArgumentMismatch& error) {
+        const std::string message = error.what();  // "--name: 1 required TYPE missing"
+        const size_t colon = message.find(':');
+        if (colon == std::string::npos) {  // "name was given a disallowed flag override"
+            throw BadArgument("--" + message.substr(0, message.find(' ')) + " takes no value");
+        }
+        const std::string name = message.substr(0, colon);
         const CLI::Option* option = app.get_option_no_throw(name);
-        throw BadArgument(option == nullptr
-                              ? message
-                              : name + " has no value; it takes " + option->get_type_name());
+        const std::string type = option != nullptr ? option->get_type_name() : "one";
+        throw BadArgument(name + " has no value; it takes " + type);
     } catch (const CLI::ParseError& error) {
         throw BadArgument(error.what());
     }

@@ -90,6 +90,8 @@ TEST_CASE("a wrong command line: one line on stderr, nothing on stdout, exit 2 (
         {"''", "'' is not an option; --help lists them"},
         {"--batch", "--batch has no value; it takes 1..65536"},
         {"--json", "--json has no value; it takes FILE"},
+        {"--causal=7", "--causal takes no value"},
+        {"--check --no-check", "--check excludes --no-check"},
         {"--batch --heads 2", "--batch is '--heads'; it must be a whole number from 1 to 65536"},
         {"--batch ''", "--batch is ''; it must be a whole number from 1 to 65536"},
         {"--batch 99999999999999",
