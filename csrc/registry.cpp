@@ -3,6 +3,9 @@
 #include "kernel_family.h"
 
 #include "build_config.h"
+#include "flash_attn_1.h"
+#include "flash_attn_2.h"
+#include "naive_attention.h"
 
 #include <cstdlib>
 #include <cstring>
@@ -18,8 +21,43 @@
 namespace fa101 {
 namespace {
 
+constexpr KernelFamily kNaive = {
+    "naive",
+    DeviceType::kCuda,
+    "three passes, the S x S matrix in memory: count the bytes",
+    naive::supports,
+    naive::tile,
+    naive::workspace,
+    FA101_CUDA_LAUNCH(naive::launch),
+    FA101_CUDA_CORE_ARCHS,
+};
+
+constexpr KernelFamily kFa1 = {
+    "fa1",
+    DeviceType::kCuda,
+    "tiles and the online softmax, keys outside: O(N) memory, but O travels",
+    fa1::supports,
+    fa1::tile,
+    fa1::workspace,
+    FA101_CUDA_LAUNCH(fa1::launch),
+    FA101_CUDA_CORE_ARCHS,
+};
+
+constexpr KernelFamily kFa2 = {
+    "fa2",
+    DeviceType::kCuda,
+    "loops swapped: query tiles in parallel, one normalisation, register tiles",
+    fa2::supports,
+    fa2::tile,
+    fa2::workspace,
+    FA101_CUDA_LAUNCH(fa2::launch),
+    FA101_CUDA_CORE_ARCHS,
+};
+
 constexpr const KernelFamily* kFamilies[] = {
-    nullptr,
+    &kNaive,
+    &kFa1,
+    &kFa2,
 };
 
 }  // namespace

@@ -11,7 +11,6 @@
 #include "common/host_device.h"
 
 #include <cmath>
-#include <limits>
 
 namespace fa101 {
 
@@ -21,7 +20,7 @@ constexpr float kLn2 = 0.69314718055994530942f;
 // The value to subtract from logits. While every logit so far is -inf (masked) the maximum is -inf
 // and -inf - -inf would be NaN; 0 keeps 2^(-inf - 0) = 0.
 FA101_HOST_DEVICE float safe_row_max(float row_max) {
-    return row_max == -std::numeric_limits<float>::infinity() ? 0.0f : row_max;
+    return row_max == -INFINITY ? 0.0f : row_max;
 }
 
 // 1 / l, once per row at the end. A row that sees no key gets 0, so O = 0. A row that sees keys
