@@ -1,0 +1,149 @@
+"""python -m fa101.bench --suite NAME [--peers ...] [--json F] [--plot F]"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from .suites import SUITES, select
+
+
+def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    parser = argparse.ArgumentParser(
+        prog="python -m fa101.bench",
+        description="Checks every kernel of fa101, and what else this machine has, against "
+        "float64, then times them side by side.",
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--suite", choices=SUITES)
+    what.add_argument("--load", type=Path, metavar="F", help="show a stored result again")
+    parser.add_argument("--json", type=Path, metavar="F", help="store everything that was measured")
+    parser.add_argument("--plot", type=Path, metavar="F", help="draw it (.svg, .png, .pdf)")
+    parser.add_argument(
+        "--filter",
+        nargs="+",
+        default=[],
+        metavar="TEXT",
+        help="only rows whose label holds every TEXT, as in: --filter d128 causal",
+    )
+    for option, help in (
+        ("--kernels", "only these of fa101's; 'none' for peers alone"),
+        ("--peers", "only these; 'none' for fa101 alone"),
+    ):
+        parser.add_argument(option, type=lambda s: s.split(","), metavar="A,B", help=help)
+    parser.add_argument("--device", help="cuda, cuda:1, cpu; by default what the suite is for")
+    parser.add_argument("--quick", action="store_true", help="a third of the repeats")
+    parser.add_argument(
+        "--max-seconds",
+        type=float,
+        metavar="S",
+        help="leave out what takes longer for one call (0.5 on a GPU, 5 on a CPU)",
+    )
+    parser.add_argument("--commit", help="of the code measured, where it is not a git checkout")
+    return parser, parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser, args = parse(argv)
+    try:
+        from . import report
+
+        document = report.load(args.load) if args.load else measure(parser, args)
+    except ModuleNotFoundError as error:
+        package = str(error.name).split(".")[0]
+        print(f"fa101.bench needs {package}: pip install 'fa101[bench]'", file=sys.stderr)
+        return 2
+    if args.json:
+        report.save(document, args.json)
+    report.show(document)
+    if args.plot:
+        report.plot(document, args.plot)
+    results = [result for row in document["rows"] for result in row["results"]]
+    bad = [r for r in results if r.get("status") == "failed" and not r["is_peer"]]
+    return 1 if bad or any(lost(row) for row in document["rows"]) else 0
+
+
+def measure(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, Any]:
+    import torch
+    from rich.console import Console
+    from rich.progress import Progress
+
+    import fa101
+
+    from . import machine, peers, report, runner, timing
+
+    cases = select(args.suite, args.filter)
+    if not cases:
+        parser.error(f"--filter {' '.join(args.filter)}: no label of {args.suite} has that")
+    name = args.device or ("cpu" if args.suite == "cpu" else "cuda")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        parser.error(f"--suite {args.suite}: torch sees no GPU; --device cpu runs it on the CPU")
+    device = torch.device(name)
+
+    kernels = [k["name"] for k in fa101.kernels() if k["device"] == device.type]
+    here = [p for p, (_, types) in peers.PEERS.items() if device.type in types]
+    chosen = pick(parser, "--kernels", args.kernels, kernels)
+    found, absent = peers.find_peers(device.type, pick(parser, "--peers", args.peers, here))
+    contenders = [peers.fa101_kernel(kernel) for kernel in chosen] + found
+
+    on_gpu = device.type == "cuda"
+    guard = runner.Guard(
+        max_seconds=args.max_seconds or (0.5 if on_gpu else 5.0),
+        budget=(0.15 if on_gpu else 1.5) / (3 if args.quick else 1),
+    )
+    if not on_gpu:
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+    document: report.Document = {"suite": args.suite, **machine.describe(device)}
+    document["commit"] = args.commit or document["commit"]
+    document["options"] = {
+        "filter": args.filter,
+        "max_seconds": guard.max_seconds,
+        "seconds_each": guard.budget,
+    }
+    document["absent"] = absent
+    document["rows"] = []
+    on_terminal = sys.stderr.isatty()
+    with (
+        torch.no_grad(),
+        torch.cuda.stream(torch.cuda.Stream(device)) if on_gpu else nullcontext(),
+        Progress(console=Console(stderr=True), transient=True, disable=not on_terminal) as progress,
+    ):
+        timer = timing.make_timer(device)
+        document["ceilings"] = timing.ceilings(timer, {case.dtype for case in cases})
+        for case in progress.track(cases, description=args.suite):
+            if not on_terminal:
+                print(case.label, file=sys.stderr, flush=True)
+            row = runner.run_case(case, contenders, timer, guard, document["ceilings"])
+            row["gpu"] = machine.gpu_state(device) if on_gpu else {}
+            document["rows"].append(row)
+            if args.json:  # what a run has that is cut short
+                report.save(document, args.json)
+            if lost(row):
+                break
+    return document
+
+
+def lost(row: dict[str, Any]) -> bool:
+    """The GPU stopped answering in this row."""
+    return any(result.get("device_lost") for result in row["results"])
+
+
+def pick(
+    parser: argparse.ArgumentParser, option: str, wanted: list[str] | None, names: list[str]
+) -> list[str]:
+    if wanted is None:
+        return names
+    if wanted == ["none"]:
+        return []
+    for name in wanted:
+        if name not in names:
+            parser.error(f"{option} {name}: here are {', '.join(names)}")
+    return [name for name in names if name in wanted]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

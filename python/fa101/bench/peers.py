@@ -1,0 +1,145 @@
+"""Who answers a case: fa101's own kernels, and whatever else this machine has.
+
+A contender is a name, a layout and ``prepare(case, q, k, v)``, which returns the call to time.
+The runner hands q, k and v over in the contender's layout, so no conversion is ever timed.
+A peer is a few lines; add one to ``PEERS`` and it is in every table.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from .suites import Case
+
+Call = Callable[[], Any]  # returns the output, a tensor in the contender's layout
+
+
+class UnfitError(Exception):
+    """This contender is not asked this case; the message says why."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    name: str
+    prepare: Callable[[Case, Tensor, Tensor, Tensor], Call]
+    layout: str = "bhsd"
+    is_peer: bool = True
+    # Entered around a turn of calls, not around each.
+    context: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+def fa101_kernel(name: str) -> Contender:
+    import fa101
+
+    def prepare(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Call:
+        options: dict[str, Any] = {"causal": case.causal, "align": "bottom_right", "kernel": name}
+        try:
+            fa101.plan(q, k, v, **options)
+        except (ValueError, RuntimeError) as error:  # unfit here, or no code for this device
+            raise UnfitError(str(error)) from None
+        out = torch.full_like(q, float("nan"))
+        return lambda: fa101.flash_attention(q, k, v, **options, out=out)
+
+    return Contender(name, prepare, is_peer=False)
+
+
+def torch_sdpa(backend: SDPBackend) -> Contender:
+    def prepare(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Call:
+        if case.causal and case.seqlen_q != case.seqlen_k:
+            raise UnfitError("is_causal aligns the diagonal top left only")
+        return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=case.causal)
+
+    name = "torch-" + backend.name.removesuffix("_ATTENTION").lower()
+    return Contender(name, prepare, context=lambda: sdpa_kernel(backend))
+
+
+def flash_attn_3() -> Contender:
+    try:
+        func = importlib.import_module("fa3_fwd_interface").flash_attn_func
+    except ModuleNotFoundError:
+        func = importlib.import_module("flash_attn_interface").flash_attn_func
+
+    def prepare(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Call:
+        # Its heuristic (0) picks the splits where there are too few queries to fill the device.
+        splits = 0 if case.is_decode else 1
+
+        def call() -> Tensor:
+            out = func(q, k, v, causal=case.causal, num_splits=splits)
+            return out[0] if isinstance(out, tuple) else out  # older versions add the lse
+
+        return call
+
+    return Contender("fa3", prepare, layout="bshd")
+
+
+def flash_attn_2() -> Contender:
+    func = importlib.import_module("flash_attn").flash_attn_func
+
+    def prepare(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Call:
+        return lambda: func(q, k, v, causal=case.causal)
+
+    return Contender("flash-attn", prepare, layout="bshd")
+
+
+def flashinfer() -> Contender:
+    module = importlib.import_module("flashinfer")
+
+    def prepare(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Call:
+        if case.batch == 1 and case.is_decode:
+            return lambda: module.single_decode_with_kv_cache(q[0, 0], k[0], v[0])[None, None]
+        if case.batch == 1:
+            return lambda: module.single_prefill_with_kv_cache(
+                q[0], k[0], v[0], causal=case.causal
+            )[None]
+        workspace = torch.empty(128 << 20, dtype=torch.uint8, device=q.device)
+        wrapper = module.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
+        starts = torch.arange(case.batch + 1, dtype=torch.int32, device=q.device)
+        wrapper.plan(
+            starts * case.seqlen_q,
+            starts * case.seqlen_k,
+            case.num_heads,
+            case.num_heads,
+            case.head_dim,
+            causal=case.causal,
+            q_data_type=q.dtype,
+        )
+        ragged = [x.flatten(0, 1) for x in (q, k, v)]
+        return lambda: wrapper.run(*ragged).view_as(q)
+
+    return Contender("flashinfer", prepare, layout="bshd")
+
+
+# name: how to get it, and the device types it serves.
+PEERS: dict[str, tuple[Callable[[], Contender], tuple[str, ...]]] = {
+    "torch-flash": (lambda: torch_sdpa(SDPBackend.FLASH_ATTENTION), ("cpu", "cuda")),
+    "torch-cudnn": (lambda: torch_sdpa(SDPBackend.CUDNN_ATTENTION), ("cuda",)),
+    "torch-efficient": (lambda: torch_sdpa(SDPBackend.EFFICIENT_ATTENTION), ("cuda",)),
+    "torch-math": (lambda: torch_sdpa(SDPBackend.MATH), ("cpu", "cuda")),
+    "fa3": (flash_attn_3, ("cuda",)),
+    "flash-attn": (flash_attn_2, ("cuda",)),
+    "flashinfer": (flashinfer, ("cuda",)),
+}
+
+
+def find_peers(device_type: str, names: list[str]) -> tuple[list[Contender], dict[str, str]]:
+    """The named peers that serve the device and can be imported, and why the others are absent."""
+    found: list[Contender] = []
+    absent: dict[str, str] = {}
+    for name in names:
+        load, device_types = PEERS[name]
+        if device_type not in device_types:
+            continue
+        try:
+            found.append(load())
+        except Exception as error:  # a wheel built against another torch raises anything
+            absent[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+    return found, absent

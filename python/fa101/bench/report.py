@@ -1,0 +1,206 @@
+"""What is printed, drawn and stored. Everything is made from the stored document, so a table can
+be printed again from its JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+Document = dict[str, Any]
+Row = dict[str, Any]
+
+
+def save(document: Document, path: Path) -> None:
+    """Indented, but every list of numbers on one line."""
+    text = json.dumps(document, indent=1, allow_nan=False)
+    text = re.sub(r"\[[-+.,\de\s]*\]", lambda match: " ".join(match[0].split()), text)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+
+
+def load(path: Path) -> Document:
+    document: Document = json.loads(path.read_text())
+    return document
+
+
+def contenders(document: Document, status: str = "ok") -> list[str]:
+    """In the order they ran, those with a result of this status."""
+    names: dict[str, None] = {}
+    for row in document["rows"]:
+        names.update({r["contender"]: None for r in row["results"] if r.get("status") == status})
+    return list(names)
+
+
+def find(row: Row, contender: str) -> dict[str, Any]:
+    return next((r for r in row["results"] if r["contender"] == contender), {})
+
+
+def rate(document: Document, row: Row, result: dict[str, Any]) -> str:
+    """TFLOP/s, or GFLOP/s on a CPU, or GB/s where one query reads a whole cache."""
+    if row["seqlen_q"] == 1:
+        return f"{three(result['gbytes_per_s'])} GB/s"
+    scale = 1e3 if document["device"]["type"] == "cpu" else 1
+    return three(scale * result["tflops"])
+
+
+def rate_unit(document: Document) -> str:
+    return "GFLOP/s" if document["device"]["type"] == "cpu" else "TFLOP/s"
+
+
+def matrix(document: Document) -> tuple[list[str], list[list[str]]]:
+    """Header and cells: a line for a case, a column for a contender, ms (TFLOP/s) in each."""
+    names = contenders(document)
+    header = ["case", "mask", "dtype", *names, "vs peers", "of ceiling"]
+    lines = []
+    for row in document["rows"]:
+        cells = [row["name"], "causal" if row["causal"] else "full", row["dtype"]]
+        for name in names:
+            result = find(row, name)
+            if result.get("status") == "ok":
+                cells.append(f"{three(result['median_ms'])} ({rate(document, row, result)})")
+            else:
+                cells.append("FAILED" if result.get("status") == "failed" else "-")
+        ours = [r for r in row["results"] if r.get("status") == "ok" and not r["is_peer"]]
+        best = min(ours, key=lambda result: result["median_ms"], default=None)
+        cells.append(f"{best['vs_best_peer']:.2f}" if best and "vs_best_peer" in best else "-")
+        cells.append(f"{100 * best['share_of_ceiling']:.0f} %" if best else "-")
+        lines.append(cells)
+    return header, lines
+
+
+def notes(document: Document) -> list[str]:
+    """Who is not in the table, and why; equal reasons together."""
+    grouped: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for row in document["rows"]:
+        for result in row["results"]:
+            if result.get("status") != "ok":
+                key = result["contender"], result["status"], result["reason"]
+                grouped[key].append(row["label"])
+    lines = [
+        f"{name} {status} in {labels[0] if len(labels) == 1 else f'{len(labels)} rows'}: {reason}"
+        for (name, status, reason), labels in grouped.items()
+    ]
+    return lines + [f"{name} absent: {why}" for name, why in document["absent"].items()]
+
+
+def caption(document: Document) -> str:
+    """The machine and the versions, in a line."""
+    device = document["device"]
+    facts = [device["name"]]
+    if device["type"] == "cuda":
+        facts += [f"driver {device['driver']}"] if "driver" in device else []
+        facts += [f"CUDA {document['cuda']}"] if document["cuda"] else []
+    else:
+        facts += [f"{device['threads']} threads", device["simd"]]
+    facts += [f"torch {document['torch']}", f"fa101 {document['fa101']}"]
+    facts += [f"commit {document['commit'][:10]}"] if document["commit"] else []
+    return ", ".join([*facts, document["date"][:10]])
+
+
+def ceilings(document: Document) -> str:
+    rates = document["ceilings"]
+    products = [f"{dtype} {three(x / 1e12)}" for dtype, x in rates.items() if dtype != "bytes"]
+    copy = f"a copy {three(rates['bytes'] / 1e9)} GB/s"
+    return f"torch.mm reaches {', '.join(products)} TFLOP/s, {copy}"
+
+
+def show(document: Document) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=250)
+    header, lines = matrix(document)
+    table = Table(
+        title=f"{document['suite']}: ms ({rate_unit(document)})",
+        caption=f"{caption(document)}. {ceilings(document)}. The last columns are about the "
+        "fastest of fa101: its speed over the fastest peer's, and its share of what torch reaches.",
+    )
+    for name in header:
+        is_text = name in header[:3]
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=is_text)
+    for line in lines:
+        table.add_row(*(f"[bold red]{cell}[/]" if cell == "FAILED" else cell for cell in line))
+    console.print(table)
+    for note in notes(document):
+        console.print(f"- {note}", style="red" if " failed in " in note else "dim", markup=False)
+
+
+def plot(document: Document, path: Path) -> None:
+    """Lines over the sequence length where the suite sweeps it, else bars."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    groups: dict[tuple[int, str, str], list[Row]] = defaultdict(list)
+    for row in document["rows"]:
+        groups[row["head_dim"], row["dtype"], "causal" if row["causal"] else "full"].append(row)
+    if all(len({row["seqlen_q"] for row in rows}) > 1 for rows in groups.values()):
+        figure = _lines_figure(pyplot, document, groups)
+    else:
+        figure = _bars_figure(pyplot, document)
+    figure.suptitle(f"fa101 bench, {document['suite']}: {caption(document)}", fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    pyplot.close(figure)
+
+
+def _lines_figure(pyplot: Any, document: Document, groups: dict[Any, list[Row]]) -> Any:
+    masks = [mask for mask in ("full", "causal") if any(key[2] == mask for key in groups)]
+    columns = list(dict.fromkeys((dim, dtype) for dim, dtype, _ in groups))
+    figure, axes = pyplot.subplots(
+        len(masks),
+        len(columns),
+        figsize=(5 * len(columns), 4 * len(masks)),
+        squeeze=False,
+        layout="constrained",
+    )
+    for (head_dim, dtype, mask), rows in groups.items():
+        axis = axes[masks.index(mask)][columns.index((head_dim, dtype))]
+        axis.set_title(f"head_dim {head_dim}, {dtype}, {mask}")
+        for name in contenders(document):
+            timed = [row for row in rows if find(row, name).get("status") == "ok"]
+            seqlens = [row["seqlen_q"] for row in timed]
+            heights = [_height(document, row, name) for row in timed]
+            line = "--" if any(find(row, name)["is_peer"] for row in timed) else "-"
+            axis.plot(seqlens, heights, line, marker="o", label=name)
+        axis.set_xscale("log", base=2)
+        axis.set_xlabel("sequence length")
+        axis.set_ylabel(rate_unit(document))
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.3)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    return figure
+
+
+def _bars_figure(pyplot: Any, document: Document) -> Any:
+    rows, names = document["rows"], contenders(document)
+    figure, axis = pyplot.subplots(figsize=(2 + 1.1 * len(rows), 5), layout="constrained")
+    width = 0.8 / max(1, len(names))
+    for i, name in enumerate(names):
+        heights = [_height(document, row, name) for row in rows]
+        places = [x + (i - (len(names) - 1) / 2) * width for x in range(len(rows))]
+        axis.bar(places, heights, width, label=name)
+    axis.set_xticks(range(len(rows)), [row["label"].replace(" ", "\n") for row in rows], fontsize=7)
+    axis.set_yscale("log")
+    axis.set_ylabel(rate_unit(document))
+    axis.legend(fontsize=8)
+    return figure
+
+
+def _height(document: Document, row: Row, name: str) -> float:
+    """0 where it was not timed."""
+    scale = 1e3 if document["device"]["type"] == "cpu" else 1
+    return float(scale * find(row, name).get("tflops", 0))
+
+
+def three(value: float) -> str:
+    """Three significant digits, never in powers of ten."""
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:.{digits}f}" if value >= 0.0995 else f"{value:.3g}"

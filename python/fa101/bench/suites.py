@@ -1,0 +1,108 @@
+"""The problems that are measured. Plain data, no PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_ITEM_SIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of a table. ``causal`` aligns the diagonal bottom right, as a KV cache needs."""
+
+    name: str
+    batch: int
+    num_heads: int
+    seqlen_q: int
+    seqlen_k: int
+    head_dim: int
+    dtype: str
+    causal: bool = False
+
+    @property
+    def mask(self) -> str:
+        return "causal" if self.causal else "full"
+
+    @property
+    def label(self) -> str:
+        """What ``--filter`` and the tables' filters look into."""
+        return f"{self.name} {self.mask} {self.dtype}"
+
+    @property
+    def is_decode(self) -> bool:
+        """One query reads the whole cache: memory is the limit, not arithmetic."""
+        return self.seqlen_q == 1
+
+    @property
+    def flops(self) -> float:
+        """Two products of 2 D operations a visible pair; by convention a square causal mask
+        shows exactly half, diagonal and all."""
+        pairs: float = self.seqlen_q * self.seqlen_k
+        if self.causal and self.seqlen_q == self.seqlen_k:
+            pairs /= 2
+        elif self.causal:
+            offset = self.seqlen_k - self.seqlen_q
+            pairs = sum(max(0, i + 1 + offset) for i in range(self.seqlen_q))
+        return 4.0 * self.batch * self.num_heads * pairs * self.head_dim
+
+    @property
+    def bytes(self) -> int:
+        """The least traffic: q, k and v read once, o written once."""
+        rows = 2 * self.seqlen_q + 2 * self.seqlen_k
+        return self.batch * self.num_heads * rows * self.head_dim * _ITEM_SIZE[self.dtype]
+
+
+# The shapes of the two projects fa101 grew out of: batch, heads, seqlen_q, seqlen_k, head_dim.
+_SEEDS = {
+    "fa101": (8, 16, 256, 256, 64),
+    "llama-7b": (1, 32, 4096, 4096, 128),
+    "bert-large": (8, 32, 2048, 2048, 128),
+    "gpt-4": (1, 16, 2048, 2048, 256),
+    "large-head": (1, 8, 1024, 1024, 512),
+    "massive-head": (1, 4, 512, 512, 1024),
+    "decode": (1, 8, 1, 8192, 128),
+}
+
+
+def _seeds() -> Iterator[Case]:
+    for dtype in ("float16", "float32"):
+        for name, shape in _SEEDS.items():
+            yield Case(name, *shape, dtype)
+            if name == "fa101":
+                yield Case(name, *shape, dtype, causal=True)
+
+
+def _sixteen_k_tokens(
+    head_dims: tuple[int, ...], seqlens: tuple[int, ...], dtype: str
+) -> Iterator[Case]:
+    """The grid of the FlashAttention papers: 16k tokens in all, hidden size 2048."""
+    for head_dim in head_dims:
+        for causal in (False, True):
+            for seqlen in seqlens:
+                name = f"d{head_dim} s{seqlen}"
+                batch, heads = 16384 // seqlen, 2048 // head_dim
+                yield Case(name, batch, heads, seqlen, seqlen, head_dim, dtype, causal)
+
+
+def _cpu() -> Iterator[Case]:
+    for shape in ((1, 8, 2048, 2048, 128), (8, 16, 256, 256, 64), (1, 8, 1024, 1024, 64)):
+        batch, heads, seqlen, _, head_dim = shape
+        for causal in (False, True):
+            yield Case(f"b{batch} h{heads} s{seqlen} d{head_dim}", *shape, "float32", causal)
+
+
+SUITES: dict[str, tuple[Case, ...]] = {
+    "seeds": tuple(_seeds()),
+    "prefill": tuple(
+        _sixteen_k_tokens((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384), "bfloat16")
+    ),
+    "fp32": tuple(_sixteen_k_tokens((64, 128), (1024, 4096), "float32")),
+    "cpu": tuple(_cpu()),
+}
+
+
+def select(suite: str, filters: list[str]) -> list[Case]:
+    """The suite's cases whose label holds every filter: ``["d128", "causal"]``."""
+    return [case for case in SUITES[suite] if all(text in case.label for text in filters)]

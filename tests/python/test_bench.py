@@ -1,0 +1,476 @@
+"""The benchmark tool: what it calls right, how it times, what it prints and stores."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fa101
+from fa101.bench import peers, report, runner, suites, tables, timing
+from fa101.bench.__main__ import main
+from fa101.bench.peers import Contender, UnfitError
+from fa101.bench.suites import Case
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+CASE = Case("small", 2, 3, 33, 33, 16, "float32", causal=True)
+CEILING = {"float32": 1e11, "bytes": 1e10}
+
+
+def sdpa(case, q, k, v):
+    return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=case.causal)
+
+
+def run(*contenders, case=CASE, guard=None):
+    guard = guard or runner.Guard(max_seconds=5, budget=0.001)
+    row = runner.run_case(case, list(contenders), timing.CpuTimer(), guard, CEILING)
+    return {result["contender"]: result for result in row["results"]}
+
+
+class TestSuites:
+    def test_the_sources_shapes(self):
+        seeds = {case.label: case for case in suites.SUITES["seeds"]}
+        assert len(seeds) == 16
+        for dtype in ("float16", "float32"):
+            assert seeds[f"llama-7b full {dtype}"].flops == 4 * 32 * 4096**2 * 128
+            assert seeds[f"fa101 causal {dtype}"].flops == 2 * 8 * 16 * 256**2 * 64
+        decode = seeds["decode full float16"]
+        assert decode.is_decode
+        assert decode.bytes == 2 * 8 * 128 * (2 * 8192 + 2)
+
+    def test_prefill_is_16k_tokens_of_2048(self):
+        prefill = suites.SUITES["prefill"]
+        assert len(prefill) == 36
+        assert {case.batch * case.seqlen_q for case in prefill} == {16384}
+        assert {case.num_heads * case.head_dim for case in prefill} == {2048}
+
+    @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(5, 9), (9, 5), (1, 7)])
+    def test_flops_count_the_pairs_a_causal_mask_shows(self, seqlen_q, seqlen_k):
+        case = Case("c", 1, 1, seqlen_q, seqlen_k, 1, "float32", causal=True)
+        visible = torch.ones(seqlen_q, seqlen_k).tril(seqlen_k - seqlen_q).sum()
+        assert case.flops == 4 * visible
+
+    def test_labels_tell_cases_apart(self):
+        for cases in suites.SUITES.values():
+            assert len({case.label for case in cases}) == len(cases)
+
+    def test_filters_all_have_to_match(self):
+        some = suites.select("prefill", ["d128", "causal"])
+        assert {(case.head_dim, case.causal) for case in some} == {(128, True)}
+        assert len(some) == 6
+
+
+class TestReference:
+    @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(33, 33), (5, 40), (1, 8)])
+    @pytest.mark.parametrize("causal", [False, True])
+    @pytest.mark.parametrize("pairs", [1 << 20, 1])
+    @pytest.mark.parametrize("scores", [1 << 20, 100, 1])  # at a time: all, some rows, one
+    def test_is_attention(self, seqlen_q, seqlen_k, causal, pairs, scores, monkeypatch):
+        monkeypatch.setitem(runner.REFERENCE_PAIRS, "cpu", pairs)
+        monkeypatch.setattr(runner, "REFERENCE_SCORES", scores)
+        case = Case("c", 2, 3, seqlen_q, seqlen_k, 16, "float32", causal)
+        q, k, v = runner.make_inputs(case, CPU)
+        mask = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool)
+        mask = mask.tril(seqlen_k - seqlen_q) if causal else mask
+        full = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), attn_mask=mask)
+        heads, expected = runner.reference(case, q, k, v)
+        assert heads == (list(range(6)) if pairs > 1 else [0])
+        torch.testing.assert_close(expected, full.flatten(0, 1)[heads], atol=1e-12, rtol=0)
+
+
+class TestRow:
+    def test_right_answers_are_timed_and_compared(self):
+        results = run(
+            Contender("ours", sdpa, is_peer=False),
+            Contender("a", sdpa),
+            Contender("b", lambda case, q, k, v: slow(sdpa(case, q, k, v))),
+        )
+        assert {result["status"] for result in results.values()} == {"ok"}
+        ours, best = results["ours"], results["a"]
+        assert len(ours["times_ms"]) >= 7
+        assert ours["best_ms"] <= ours["p10_ms"] <= ours["median_ms"] <= ours["p90_ms"]
+        assert ours["vs_best_peer"] == best["median_ms"] / ours["median_ms"]
+        assert results["b"]["vs_best_peer"] < 1
+        assert ours["tflops"] == pytest.approx(CASE.flops / ours["median_ms"] / 1e9)
+        assert ours["share_of_ceiling"] == pytest.approx(ours["tflops"] / 0.1)
+        assert 0 < ours["error"] < 1e-5
+
+    @pytest.mark.parametrize("spoil", [1.001, float("nan")])
+    def test_a_wrong_answer_is_not_timed(self, spoil):
+        def prepare(case, q, k, v):
+            call = sdpa(case, q, k, v)
+
+            def wrong():
+                out = call()
+                out[1, 2, -1, 0] *= spoil * 2  # one element of all
+                return out
+
+            return wrong
+
+        result = run(Contender("wrong", prepare, is_peer=False), Contender("a", sdpa))["wrong"]
+        assert result["status"] == "failed"
+        assert "root mean square" in result["reason"]
+        assert "median_ms" not in result
+        json.dumps(result, allow_nan=False)
+
+    def test_who_raises_is_out_and_says_why(self):
+        def refuses(error):
+            def prepare(case, q, k, v):
+                raise error
+
+            return prepare
+
+        results = run(
+            Contender("unfit", refuses(UnfitError("wants float16")), is_peer=False),
+            Contender("broken", refuses(RuntimeError("no. Because. And more")), is_peer=False),
+            Contender("peer", refuses(RuntimeError("head dimension too large\nat x.cpp:1"))),
+            Contender("huge", refuses(torch.OutOfMemoryError("CUDA out of memory. 34.0 GiB. x"))),
+            Contender("a", sdpa),
+        )
+        assert {name: (r["status"], r.get("reason")) for name, r in results.items()} == {
+            "unfit": ("skipped", "wants float16"),
+            "broken": ("failed", "no. Because"),
+            "peer": ("skipped", "head dimension too large"),
+            "huge": ("skipped", "CUDA out of memory. 34.0 GiB"),
+            "a": ("ok", None),
+        }
+
+    def test_the_slow_are_left_out(self):
+        guard = runner.Guard(max_seconds=0.01, budget=0.001)
+        peer = Contender("slow", lambda case, q, k, v: slow(sdpa(case, q, k, v)))
+        assert "over --max-seconds 0.01" in run(peer, guard=guard)["slow"]["reason"]
+        # Now its rate is known: a case ten times as large is not even tried.
+        large = Case("large", 20, 3, 33, 33, 16, "float32")
+        peer = Contender("slow", lambda case, q, k, v: pytest.fail("tried"))
+        assert run(peer, guard=guard, case=large)["slow"]["status"] == "skipped"
+
+    def test_contenders_take_turns(self):
+        calls = []
+
+        def prepare_as(name):
+            def prepare(case, q, k, v):
+                call = sdpa(case, q, k, v)
+                return lambda: (calls.append(name), call())[1]
+
+            return prepare
+
+        run(Contender("a", prepare_as("a")), Contender("b", prepare_as("b")))
+        turns = "".join(calls[-14:])
+        # Seven repeats in five rounds of 2, 2, 1, 1, 1; the order alternates.
+        assert turns == "aabb" + "bbaa" + "ab" + "ba" + "ab"
+
+    def test_decode_is_measured_by_its_traffic(self):
+        case = Case("decode", 1, 2, 1, 64, 16, "float32")
+        result = run(Contender("a", sdpa), case=case)["a"]
+        assert result["share_of_ceiling"] == pytest.approx(result["gbytes_per_s"] / 10)
+
+
+def slow(call):
+    def later():
+        time.sleep(0.02)
+        return call()
+
+    return later
+
+
+class TestPeers:
+    """Against stand-ins with the real signatures: what is asked, and in which layout."""
+
+    @staticmethod
+    def bshd(q, k, v, causal):
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
+
+    @pytest.mark.parametrize("as_tuple", [False, True])
+    @pytest.mark.parametrize("name", ["fa3_fwd_interface", "flash_attn_interface"])
+    def test_flash_attn_3(self, monkeypatch, name, as_tuple):
+        def flash_attn_func(q, k, v, softmax_scale=None, causal=False, *, num_splits=1):
+            assert num_splits == 1
+            out = self.bshd(q, k, v, causal)
+            return (out, None) if as_tuple else out
+
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(**locals()))
+        assert run(peers.flash_attn_3())["fa3"]["status"] == "ok"
+
+    def test_flash_attn_2(self, monkeypatch):
+        def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False):
+            return self.bshd(q, k, v, causal)
+
+        monkeypatch.setitem(sys.modules, "flash_attn", types.SimpleNamespace(**locals()))
+        assert run(peers.flash_attn_2())["flash-attn"]["status"] == "ok"
+
+    @pytest.mark.parametrize(("batch", "seqlen_q"), [(1, 1), (1, 33), (2, 33)])
+    def test_flashinfer(self, monkeypatch, batch, seqlen_q):
+        bshd, asked = self.bshd, []
+
+        def single_decode_with_kv_cache(q, k, v, kv_layout="NHD"):
+            asked.append("decode")
+            return bshd(q[None, None], k[None], v[None], False)[0, 0]
+
+        def single_prefill_with_kv_cache(q, k, v, *, causal=False, kv_layout="NHD"):
+            asked.append("single")
+            return bshd(q[None], k[None], v[None], causal)[0]
+
+        class BatchPrefillWithRaggedKVCacheWrapper:
+            def __init__(self, float_workspace_buffer, kv_layout):
+                assert kv_layout == "NHD"
+
+            def plan(
+                self, qo_indptr, kv_indptr, num_qo_heads, num_kv_heads, head_dim_qk,
+                head_dim_vo=None, *, causal=False, q_data_type="float16",
+            ):  # fmt: skip
+                assert qo_indptr.tolist() == kv_indptr.tolist() == [0, 33, 66]
+                assert (num_qo_heads, num_kv_heads, head_dim_qk) == (3, 3, 16)
+                assert q_data_type == torch.float32
+                self.causal = causal
+
+            def run(self, q, k, v):
+                asked.append("ragged")
+                rows = (x.unflatten(0, (2, -1)) for x in (q, k, v))
+                return bshd(*rows, self.causal).flatten(0, 1)
+
+        monkeypatch.setitem(sys.modules, "flashinfer", types.SimpleNamespace(**locals()))
+        case = Case("c", batch, 3, seqlen_q, 33, 16, "float32", causal=seqlen_q > 1)
+        assert run(peers.flashinfer(), case=case)["flashinfer"]["status"] == "ok"
+        assert set(asked) == {"decode" if seqlen_q == 1 else "single" if batch == 1 else "ragged"}
+
+    def test_the_absent_are_named(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "flash_attn", None)
+        found, absent = peers.find_peers("cuda", ["torch-flash", "flash-attn"])
+        assert [peer.name for peer in found] == ["torch-flash"]
+        assert absent["flash-attn"].startswith("ModuleNotFoundError")
+
+    def test_a_backend_alone(self):
+        results = run(*peers.find_peers("cpu", ["torch-flash", "torch-math"])[0])
+        assert results["torch-flash"]["status"] == results["torch-math"]["status"] == "ok"
+        efficient = peers.torch_sdpa(torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION)
+        assert run(efficient)["torch-efficient"]["status"] == "skipped"  # there is none on a CPU
+
+
+class FakeEvent:
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.at = time.perf_counter()
+
+    def elapsed_time(self, end):
+        return 1e3 * (end.at - self.at)
+
+
+class TestCudaTimer:
+    """Its logic, on a machine where the device is the host."""
+
+    def test_flushes_cover_the_hosts_time(self, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+        timer = timing.CudaTimer(CPU)
+        assert timer.flush_us > 0
+        flushes = []
+        monkeypatch.setattr(timer, "flush", lambda: flushes.append(1))
+        timer.flush_us = 1000
+        watch = timer.watch(lambda: time.sleep(0.0051))
+        times = watch.measure(2)
+        assert len(flushes) == 2  # nothing is known of the call yet
+        assert min(times) > 5
+        assert 5000 < watch.host_us < 9000
+        flushes.clear()
+        watch.measure(1)
+        assert len(flushes) == 1 + int(watch.host_us / 1000)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    cases = tuple(Case("tiny", 1, 2, 40, 40, 16, "float32", causal) for causal in (False, True))
+    monkeypatch.setitem(suites.SUITES, "cpu", cases)
+    monkeypatch.setattr(timing, "ceilings", lambda timer, dtypes: CEILING)
+
+
+@pytest.mark.usefixtures("tiny")
+class TestCommand:
+    def test_measures_stores_and_shows(self, tmp_path, capsys):
+        stored, drawn = tmp_path / "r" / "cpu.json", tmp_path / "cpu.svg"
+        code = main(["--suite", "cpu", "--quick", "--json", str(stored), "--plot", str(drawn)])
+        assert code == 0
+        shown = capsys.readouterr().out
+        kernels = [k["name"] for k in fa101.kernels() if k["device"] == "cpu"]
+        assert kernels
+        for name in [*kernels, "torch-flash", "tiny", "causal"]:
+            assert name in shown
+        document = report.load(stored)
+        assert document["torch"] == torch.__version__
+        assert document["device"]["name"] in shown
+        assert len(document["rows"]) == 2
+        for row in document["rows"]:
+            assert row["heads_checked"] == 2
+            for result in row["results"]:
+                assert result["status"] == "ok"
+                assert len(result["times_ms"]) >= 7
+        assert drawn.read_text().startswith("<?xml")
+        # And from what was stored.
+        assert main(["--load", str(stored)]) == 0
+        assert capsys.readouterr().out == shown
+
+    def test_a_wrong_kernel_exits_1(self, monkeypatch, capsys):
+        right = fa101.flash_attention
+        monkeypatch.setattr(fa101, "flash_attention", lambda *a, **k: right(*a, **k).mul_(1.01))
+        assert main(["--suite", "cpu", "--peers", "none", "--filter", "full"]) == 1
+        assert "FAILED" not in capsys.readouterr().err
+
+    def test_names_are_picked(self, tmp_path):
+        stored = tmp_path / "cpu.json"
+        kernel = next(k["name"] for k in fa101.kernels() if k["device"] == "cpu")
+        main(["--suite", "cpu", "--kernels", kernel, "--peers", "torch-math", "--filter", "causal",
+              "--json", str(stored)])  # fmt: skip
+        (row,) = report.load(stored)["rows"]
+        assert [result["contender"] for result in row["results"]] == [kernel, "torch-math"]
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--suite", "nonsense"], "invalid choice"),
+            (["--suite", "cpu", "--kernels", "fa9"], "--kernels fa9: here are"),
+            (["--suite", "cpu", "--peers", "fa3"], "--peers fa3: here are torch-flash, torch-math"),
+            (["--suite", "cpu", "--filter", "d9999"], "--filter d9999"),
+            ([], "required"),
+        ],
+    )
+    def test_bad_arguments_exit_2_naming_them(self, arguments, message, capsys):
+        with pytest.raises(SystemExit) as exit_:
+            main(arguments)
+        assert exit_.value.code == 2
+        assert message in capsys.readouterr().err
+
+    def test_a_gpu_suite_without_a_gpu_says_what_to_do(self, monkeypatch, capsys):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        with pytest.raises(SystemExit):
+            main(["--suite", "prefill"])
+        assert "torch sees no GPU; --device cpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("missing", ["torch", "rich"])
+def test_what_is_missing_is_named(missing):
+    program = (
+        f"import sys; sys.modules[{missing!r}] = None; import fa101.bench.__main__ as bench; "
+        "sys.exit(bench.main(['--suite', 'cpu']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == f"fa101.bench needs {missing}: pip install 'fa101[bench]'\n"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_on_a_gpu(dtype, monkeypatch, tmp_path):
+    case = Case("tiny", 2, 4, 300, 300, 64, dtype, causal=True)
+    monkeypatch.setitem(suites.SUITES, "prefill", (case,))
+    stored = tmp_path / "gpu.json"
+    assert main(["--suite", "prefill", "--quick", "--json", str(stored)]) == 0
+    document = report.load(stored)
+    timed = {r["contender"]: r for r in document["rows"][0]["results"] if r["status"] == "ok"}
+    assert {"naive", "fa1", "fa2", "torch-efficient", "torch-math"} <= set(timed)
+    assert all(0 < result["median_ms"] < 100 for result in timed.values())
+
+
+def stored_document():
+    def result(name, ms, is_peer=False, **more):
+        return {
+            "contender": name, "is_peer": is_peer, "status": "ok", "median_ms": ms,
+            "tflops": 1 / ms, "gbytes_per_s": 100 / ms, "share_of_ceiling": 0.1 / ms,
+            "max_abs_error": 1e-3, "vs_best_peer": 0.5 / ms, **more,
+        }  # fmt: skip
+
+    def row(causal, results):
+        case = Case("fa101", 8, 16, 256, 256, 64, "float16", causal)
+        return {**vars(case), "label": case.label, "results": results}
+
+    failed = {"contender": "fa1", "is_peer": False, "status": "failed", "reason": "wrong"}
+    return {
+        "suite": "seeds", "date": "2026-01-02T03:04:05+00:00", "commit": "0123456789abcdef",
+        "fa101": "0.1.0", "cuda": "13.0", "torch": "2.11", "absent": {"fa3": "not here"},
+        "device": {"type": "cuda", "name": "GPU X", "driver": "580"},
+        "ceilings": {"float16": 7e14, "bytes": 4e12},
+        "rows": [
+            row(False, [result("naive", 10), result("fa2", 2), result("torch-flash", 0.5, True)]),
+            row(True, [result("naive", 8), failed, result("torch-flash", 0.25, True)]),
+        ],
+    }  # fmt: skip
+
+
+class TestTables:
+    @pytest.fixture
+    def results(self, tmp_path):
+        (tmp_path / "gpu-x").mkdir()
+        report.save(stored_document(), tmp_path / "gpu-x" / "seeds.json")
+        shipped = ROOT / "benchmarks" / "results" / "sources.json"
+        (tmp_path / "sources.json").write_text(shipped.read_text())
+        return tmp_path
+
+    @pytest.mark.parametrize(
+        ("ask", "line"),
+        [
+            ("matrix gpu-x/seeds.json full",
+             "| fa101 | full | float16 | 10.0 (0.100) | 2.00 (0.500) | 0.500 (2.00) | 0.25 | 5 % "
+             "|"),
+            ("ladder gpu-x/seeds.json full", "| fa2 | 2.00 | 0.500 | 5.00 | 5 % | 1.0e-03 |"),
+            ("masks gpu-x/seeds.json",
+             "| fa101 | float16 | 0.100 / 0.125 | 0.500 / - | 2.00 / 4.00 |"),
+            ("sources gpu-x/seeds.json",
+             "| [flash-attn-101](https://github.com/HuyNguyen-hust/flash-attn-101) | "
+             "fa101 causal float16 | naive attention | 53.8 ms on an A100 80GB PCIe slice "
+             "(MIG 1g.10gb) | `naive` | 8.00 ms on GPU X |"),
+        ],
+    )  # fmt: skip
+    def test_views(self, results, ask, line):
+        text = tables.generate(ask, results)
+        assert line in text.splitlines()
+        assert text.endswith(
+            "GPU X, driver 580, CUDA 13.0, torch 2.11, fa101 0.1.0, commit 0123456789, "
+            "2026-01-02.\n"
+        )
+
+    def test_only_what_is_between_the_marks_changes(self, results, tmp_path, capsys):
+        page = tmp_path / "README.md"
+        ask = "<!-- bench: matrix gpu-x/seeds.json full -->\n"
+        page.write_text(f"before\n{ask}typed by hand\n<!-- /bench -->\nafter\n")
+        where = [str(page), "--results", str(results)]
+        assert tables.main([*where, "--check"]) == 1
+        assert "typed by hand" in page.read_text()
+        assert tables.main(where) == 0
+        text = page.read_text()
+        assert text.startswith(f"before\n{ask}| case |")
+        assert text.endswith("<!-- /bench -->\nafter\n")
+        assert "typed by hand" not in text
+        assert tables.main([*where, "--check"]) == 0
+
+    @pytest.mark.parametrize("ask", ["nothing gpu-x/seeds.json", "matrix gpu-x/seeds.json d7"])
+    def test_what_cannot_be_made_is_an_error(self, results, tmp_path, ask):
+        page = tmp_path / "README.md"
+        page.write_text(f"<!-- bench: {ask} -->\n<!-- /bench -->\n")
+        with pytest.raises(SystemExit):
+            tables.main([str(page), "--results", str(results)])
+
+    def test_the_projects_own_pages_are_up_to_date(self):
+        pages = [str(path) for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))]
+        pages = [path for path in pages if Path(path).exists()]
+        where = ["--results", str(ROOT / "benchmarks" / "results")]
+        assert tables.main([*pages, *where, "--check"]) == 0
+
+    def test_failures_and_the_absent_are_told(self):
+        notes = report.notes(stored_document())
+        assert notes == ["fa1 failed in fa101 causal float16: wrong", "fa3 absent: not here"]
+
+    def test_lists_of_numbers_are_stored_on_one_line(self, tmp_path):
+        document = {"rows": [{"times_ms": [1.5, 2e-05, 3], "label": "[1,\n2]", "results": [{}]}]}
+        report.save(document, tmp_path / "x.json")
+        text = (tmp_path / "x.json").read_text()
+        assert "[ 1.5, 2e-05, 3 ]" in text
+        assert json.loads(text) == document
