@@ -119,9 +119,12 @@ bool writes_collide(const TensorView& t) {
     int n = 0;
     for (int i = 0; i < t.ndim; ++i) {
         if (t.shape[i] == 0) return false;
-        if (t.shape[i] > 1) axes[n++] = {std::abs(t.strides[i]), t.shape[i]};
+        if (t.shape[i] == 1) continue;
+        const int64_t stride = std::abs(t.strides[i]);
+        int at = n++;
+        for (; at > 0 && axes[at - 1].stride > stride; --at) axes[at] = axes[at - 1];
+        axes[at] = {stride, t.shape[i]};
     }
-    std::sort(axes, axes + n, [](Axis a, Axis b) { return a.stride < b.stride; });
     int64_t reach = 0;
     for (int i = 0; i < n; ++i) {
         if (axes[i].stride <= reach) return true;
