@@ -7,15 +7,17 @@ import subprocess
 import sys
 import time
 import types
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend
 
 import fa101
 from fa101.bench import peers, report, runner, suites, tables, timing
-from fa101.bench.__main__ import main
+from fa101.bench.__main__ import lost, main
 from fa101.bench.peers import Contender, UnfitError
 from fa101.bench.suites import Case
 
@@ -143,6 +145,27 @@ class TestRow:
             "a": ("ok", None),
         }
 
+    def test_a_lost_device_ends_the_row(self, monkeypatch):
+        def crash():
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nand more")
+
+        timer = timing.CpuTimer()
+
+        def prepare(case, q, k, v):
+            monkeypatch.setattr(timer, "synchronize", crash)
+            return crash
+
+        contenders = [Contender("a", sdpa), Contender("b", prepare), Contender("c", sdpa)]
+        guard = runner.Guard(max_seconds=5, budget=0.001)
+        row = runner.run_case(CASE, contenders, timer, guard, CEILING)
+        assert [r.get("status") for r in row["results"]] == [None, "failed"]
+        assert lost(row)
+        document = {**stored_document(), "rows": [row], "absent": {}}
+        assert report.notes(document) == [
+            "b failed in small causal float32: CUDA error: an illegal memory access was encountered"
+        ]
+        report.show(document)
+
     def test_the_slow_are_left_out(self):
         guard = runner.Guard(max_seconds=0.01, budget=0.001)
         peer = Contender("slow", lambda case, q, k, v: slow(sdpa(case, q, k, v)))
@@ -251,8 +274,25 @@ class TestPeers:
     def test_a_backend_alone(self):
         results = run(*peers.find_peers("cpu", ["torch-flash", "torch-math"])[0])
         assert results["torch-flash"]["status"] == results["torch-math"]["status"] == "ok"
-        efficient = peers.torch_sdpa(torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION)
+        efficient = peers.torch_sdpa(SDPBackend.EFFICIENT_ATTENTION)
         assert run(efficient)["torch-efficient"]["status"] == "skipped"  # there is none on a CPU
+
+    def test_a_backend_says_why_it_is_not_used(self, monkeypatch):
+        def refuse(q, k, v, is_causal):
+            for text in (
+                "Flash attention kernel not used because:",
+                "Expected fp16 or bf16. Got float.",
+                "CuDNN attention kernel not used because:",
+                "CuDNN attention has been runtime disabled.",
+            ):
+                warnings.warn(f"{text} (Triggered internally at x.cpp:1.)", stacklevel=2)
+            raise RuntimeError("No available kernel. Aborting execution.")
+
+        monkeypatch.setattr(F, "scaled_dot_product_attention", refuse)
+        peer = peers.torch_sdpa(SDPBackend.FLASH_ATTENTION)
+        q, k, v = runner.make_inputs(CASE, CPU)
+        with pytest.raises(UnfitError, match="Expected fp16 or bf16. Got float.$"):
+            peer.prepare(CASE, q, k, v)
 
 
 class FakeEvent:
@@ -313,7 +353,7 @@ class TestCommand:
             assert row["heads_checked"] == 2
             for result in row["results"]:
                 assert result["status"] == "ok"
-                assert len(result["times_ms"]) >= 7
+                assert len(result["times_ms"]) >= 3
         assert drawn.read_text().startswith("<?xml")
         # And from what was stored.
         assert main(["--load", str(stored)]) == 0

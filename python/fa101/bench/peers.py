@@ -8,6 +8,7 @@ A peer is a few lines; add one to ``PEERS`` and it is in every table.
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -56,7 +57,22 @@ def torch_sdpa(backend: SDPBackend) -> Contender:
     def prepare(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Call:
         if case.causal and case.seqlen_q != case.seqlen_k:
             raise UnfitError("is_causal aligns the diagonal top left only")
-        return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=case.causal)
+
+        def call() -> Tensor:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=case.causal)
+
+        # Why a backend is not used comes as a warning, and only then the error that none was.
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                call()
+            except RuntimeError as error:
+                texts = [str(w.message).split(" (Triggered internally")[0] for w in caught]
+                whys = [t for t in texts if not t.endswith("because:") and "disabled" not in t]
+                if whys and not isinstance(error, torch.OutOfMemoryError):
+                    raise UnfitError(whys[0]) from None
+                raise
+        return call
 
     name = "torch-" + backend.name.removesuffix("_ATTENTION").lower()
     return Contender(name, prepare, context=lambda: sdpa_kernel(backend))

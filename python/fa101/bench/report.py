@@ -4,6 +4,7 @@ be printed again from its JSON."""
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -76,7 +77,7 @@ def notes(document: Document) -> list[str]:
     grouped: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for row in document["rows"]:
         for result in row["results"]:
-            if result.get("status") != "ok":
+            if "reason" in result:
                 key = result["contender"], result["status"], result["reason"]
                 grouped[key].append(row["label"])
     lines = [
@@ -115,17 +116,18 @@ def show(document: Document) -> None:
     if not console.is_terminal:
         console = Console(width=250)
     header, lines = matrix(document)
-    table = Table(
-        title=f"{document['suite']}: ms ({rate_unit(document)})",
-        caption=f"{caption(document)}. {ceilings(document)}. The last columns are about the "
-        "fastest of fa101: its speed over the fastest peer's, and its share of what torch reaches.",
-    )
+    table = Table(title=f"{document['suite']}: ms ({rate_unit(document)})")
     for name in header:
         is_text = name in header[:3]
         table.add_column(name, justify="left" if is_text else "right", no_wrap=is_text)
     for line in lines:
         table.add_row(*(f"[bold red]{cell}[/]" if cell == "FAILED" else cell for cell in line))
     console.print(table)
+    console.print(f"{caption(document)}. {ceilings(document)}.", highlight=False)
+    console.print(
+        "The last columns are about the fastest of fa101: its speed over the fastest peer's, "
+        "and its share of what torch reaches.",
+    )
     for note in notes(document):
         console.print(f"- {note}", style="red" if " failed in " in note else "dim", markup=False)
 
@@ -170,9 +172,10 @@ def _lines_figure(pyplot: Any, document: Document, groups: dict[Any, list[Row]])
             line = "--" if any(find(row, name)["is_peer"] for row in timed) else "-"
             axis.plot(seqlens, heights, line, marker="o", label=name)
         axis.set_xscale("log", base=2)
+        axis.set_xticks([row["seqlen_q"] for row in rows], [row["seqlen_q"] for row in rows])
         axis.set_xlabel("sequence length")
+        axis.set_yscale("log")
         axis.set_ylabel(rate_unit(document))
-        axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
@@ -202,5 +205,5 @@ def _height(document: Document, row: Row, name: str) -> float:
 
 def three(value: float) -> str:
     """Three significant digits, never in powers of ten."""
-    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
-    return f"{value:.{digits}f}" if value >= 0.0995 else f"{value:.3g}"
+    digits = 2 - math.floor(math.log10(value)) if value > 0 else 0
+    return f"{value:.{max(0, digits)}f}"

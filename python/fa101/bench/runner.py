@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import math
 import statistics
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from .peers import Contender, UnfitError
 from .suites import Case
-from .timing import Stopwatch, Timer
+from .timing import Call, Stopwatch, Timer
 
 # Largest error let through, in units of the root mean square of the output row it is in. Rounding
 # P and O to a 16-bit dtype costs about half of it; one TF32 product in float32 ten times as much.
@@ -150,8 +149,9 @@ def reference(case: Case, q: Tensor, k: Tensor, v: Tensor) -> tuple[list[int], T
     keys = torch.arange(case.seqlen_k, device=q.device)
     for head in range(0, covered, together):
         q64, k64, v64 = (x[heads[head : head + together]].double() for x in (q, k, v))
+        q64 /= math.sqrt(case.head_dim)
         for row in range(0, case.seqlen_q, rows):
-            scores = q64[:, row : row + rows] @ k64.mT / math.sqrt(case.head_dim)
+            scores = q64[:, row : row + rows] @ k64.mT
             if case.causal:
                 last = torch.arange(row, row + scores.shape[1], device=q.device)
                 last += case.seqlen_k - case.seqlen_q
@@ -168,22 +168,16 @@ def checked_call(
     expected: Tensor,
     timer: Timer,
     result: Result,
-) -> Any:
+) -> Call:
     """The contender's call on these inputs, after its answer was found right."""
     bshd = contender.layout == "bshd"
-    with contender.context(), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            q, k, v = (x.transpose(1, 2).contiguous() for x in inputs) if bshd else inputs
-            call = contender.prepare(case, q, k, v)
-            # An output allocated and left unwritten shall not find an earlier answer in its memory.
-            torch.full_like(q, math.nan)
-            out = call()
-            timer.synchronize()
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            raise with_reason(error, caught) from error
+    q, k, v = (x.transpose(1, 2).contiguous() for x in inputs) if bshd else inputs
+    with contender.context():
+        call = contender.prepare(case, q, k, v)
+        # An output allocated and left unwritten shall not find an earlier answer in its memory.
+        torch.full_like(q, math.nan)
+        out = call()
+        timer.synchronize()
     if bshd:
         out = out.transpose(1, 2)
     difference = (out.flatten(0, 1)[heads].double() - expected).abs()
@@ -253,13 +247,6 @@ def verdict(result: Result, timer: Timer) -> Iterator[None]:
             torch.cuda.empty_cache()
     except RuntimeError:  # an illegal address, say: the CUDA context is beyond use
         result.update(status="failed", device_lost=True)
-
-
-def with_reason(error: RuntimeError, caught: list[warnings.WarningMessage]) -> RuntimeError:
-    """torch says why a backend was not used in a warning, not in the error."""
-    texts = [str(warning.message).split(" (Triggered internally")[0] for warning in caught]
-    reasons = [text for text in texts if not text.endswith("because:") and "disabled" not in text]
-    return RuntimeError(reasons[0]) if reasons else error
 
 
 def in_short(error: BaseException) -> str:
