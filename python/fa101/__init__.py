@@ -1,12 +1,13 @@
-"""fa101: attention, one lesson per kernel, from the textbook to tensor cores.
+"""Attention, one lesson per kernel, from the textbook to tensor cores.
 
-    import torch, fa101
-    q = k = v = torch.randn(1, 8, 1024, 64)
-    out = fa101.flash_attention(q, k, v, causal=True)
+>>> import numpy as np, fa101
+>>> q = k = v = np.ones((1, 8, 1024, 64), np.float32)
+>>> fa101.flash_attention(q, k, v, causal=True).shape
+(1, 8, 1024, 64)
 """
 
 from fa101._fa101 import __version__, get_num_threads, info, kernels, set_num_threads
-from fa101.functional import explain, flash_attention
+from fa101.functional import explain, flash_attention, plan
 
 __all__ = [
     "__version__",
@@ -15,5 +16,6 @@ __all__ = [
     "get_num_threads",
     "info",
     "kernels",
+    "plan",
     "set_num_threads",
 ]

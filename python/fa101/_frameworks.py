@@ -113,11 +113,13 @@ class Torch(Framework):
         import torch
 
         self._torch = torch
+        self._plain = {torch.Tensor, torch.nn.Parameter}
         self._dtypes = {torch.float32, torch.float16, torch.bfloat16}
+        self._strided = torch.strided
 
     def inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
         torch = self._torch
-        self._refuse_transforms(("q", q), ("k", k), ("v", v))
+        self._refuse_transforms(q=q, k=k, v=v)
         place = "cuda" if q.is_cuda else "cpu"
         cast = torch.get_autocast_dtype(place) if torch.is_autocast_enabled(place) else None
         return self._input("q", q, cast), self._input("k", k, cast), self._input("v", v, cast)
@@ -130,58 +132,71 @@ class Torch(Framework):
             x = x.to(cast)
         if x.is_neg():  # a view that negates when read; its memory has the other sign
             x = x.resolve_neg()
-        if x.stride()[-1:] != (1,) and x.shape[-1:] != (1,):
+        stride = x.stride()
+        if stride and stride[-1] != 1 and x.size(-1) != 1:
             x = x.contiguous()
         return x
 
     def writable(self, out: Any) -> Any:
-        self._refuse_transforms(("out", out))
+        self._refuse_transforms(out=out)
         self._require_dense("out", out)
         if out.is_neg():
             raise ValueError("out is a negated view (Tensor.is_neg); it cannot be written into")
         return out
 
     def _require_dense(self, name: str, x: Any) -> None:
-        torch = self._torch
-        if type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-            raise TypeError(f"{name} is a {type(x).__name__}, which has no memory to compute with")
-        if x.layout is not torch.strided or x.is_nested:
-            kind = "nested" if x.is_nested else str(x.layout)
-            raise TypeError(f"{name} is {kind}; it must be dense (torch.strided)")
+        kind = type(x)
+        # Wrappers (fake, functional and distributed tensors) dispatch to Python and hold no memory
+        # themselves; other subclasses are tensors like any.
+        if (
+            kind not in self._plain
+            and kind.__torch_dispatch__ is not self._torch.Tensor.__torch_dispatch__
+        ):
+            raise TypeError(f"{name} is a {kind.__name__}, which has no memory to compute with")
+        if x.layout is not self._strided or x.is_nested:
+            layout = "nested" if x.is_nested else str(x.layout)
+            raise TypeError(f"{name} is {layout}; it must be dense (torch.strided)")
 
-    def _refuse_transforms(self, *named: tuple[str, Any]) -> None:
+    def _refuse_transforms(self, **named: Any) -> None:
         """What runs a function on stand-ins for its arguments would not see what we compute."""
         torch = self._torch
-        name = named[0][0]
-        if torch.jit.is_tracing():
-            raise TypeError(f"{name} is being traced by torch.jit; fa101 cannot be traced")
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            for name, x in named:
-                if torch._C._functorch.is_functorch_wrapped_tensor(x):
-                    raise TypeError(f"{name} is inside a torch.func transform (vmap, grad, jvp); "
-                                    "fa101 cannot be transformed")
-        if torch._C._len_torch_dispatch_stack() > 0:
+        levels = torch.autograd.forward_ad._current_level
+        if (
+            torch._C._is_tracing()
+            or torch._C._functorch.peek_interpreter_stack() is not None
+            or torch._C._len_torch_dispatch_stack() > 0
+            or levels >= 0
+        ):
             from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-            if get_proxy_mode() is not None:
-                raise TypeError(f"{name} is being traced by make_fx; fa101 cannot be traced")
-        if torch.autograd.forward_ad._current_level >= 0:
-            for name, x in named:
-                if torch.autograd.forward_ad.unpack_dual(x).tangent is not None:
-                    raise RuntimeError(f"{name} has a forward-mode tangent, which would be lost; "
-                                       "fa101 has no derivatives yet")
+            for name, x in named.items():
+                if torch._C._is_tracing() or get_proxy_mode() is not None:
+                    raise TypeError(f"{name} is being traced; fa101 cannot be traced")
+                if torch._C._functorch.is_functorch_wrapped_tensor(x):
+                    raise TypeError(
+                        f"{name} is inside a torch.func transform (vmap, grad, jvp); "
+                        "fa101 cannot be transformed"
+                    )
+                if levels >= 0 and torch.autograd.forward_ad.unpack_dual(x).tangent is not None:
+                    raise RuntimeError(
+                        f"{name} has a forward-mode tangent, which would be lost; "
+                        "fa101 has no derivatives yet"
+                    )
 
     def empty_out(self, q: Any, v: Any) -> Any:
         torch = self._torch
-        shape = (*q.shape[:-1], *v.shape[-1:])
         if q.is_contiguous():
-            return torch.empty(shape, dtype=q.dtype, device=q.device)
-        order = _axis_order(q.stride())
+            if q.shape[-1:] == v.shape[-1:]:
+                return torch.empty_like(q)  # half the time of torch.empty
+            order: Sequence[int] = range(q.ndim)
+        else:
+            order = _axis_order(q.stride())
+        shape = (*q.shape[:-1], *v.shape[-1:])
         dense = torch.empty([shape[i] for i in order], dtype=q.dtype, device=q.device)
         return dense.permute(_inverse(order))
 
     def empty_lse(self, q: Any, layout: str) -> Any:
-        shape = _lse_shape(tuple(q.shape), layout)
+        shape = _lse_shape(q.shape, layout)
         return self._torch.empty(shape, dtype=self._torch.float32, device=q.device)
 
     def written(self, out: Any) -> None:
@@ -194,10 +209,8 @@ class Torch(Framework):
         return functools.partial(torch.empty, dtype=torch.uint8, device=q.device)
 
     def stream(self, q: Any) -> int:
-        if not q.is_cuda:
-            return 0
-        stream: int = self._torch.cuda.current_stream(q.device).cuda_stream
-        return stream
+        # What torch.cuda.current_stream(device).cuda_stream gives, without making a Stream of it.
+        return self._torch._C._cuda_getCurrentRawStream(q.get_device()) if q.is_cuda else 0
 
     def num_threads(self) -> int:
         threads: int = self._torch.get_num_threads()
@@ -265,7 +278,7 @@ class Cupy(Numpy):
         pass
 
     def _is_readable(self, x: Any) -> bool:
-        return x.strides[-1:] == (x.itemsize,) or x.shape[-1:] == (1,)
+        return bool(x.strides[-1:] == (x.itemsize,) or x.shape[-1:] == (1,))
 
     def empty_out(self, q: Any, v: Any) -> Any:
         with q.device:
@@ -312,8 +325,9 @@ class Jax(Framework):
             if x.dtype.name not in ("float32", "float16", "bfloat16"):
                 raise _refuse_dtype(name, x.dtype)
             if len(x.devices()) != 1:
-                raise ValueError(f"{name} is spread over {len(x.devices())} devices; "
-                                 "it must be on one")
+                raise ValueError(
+                    f"{name} is spread over {len(x.devices())} devices; it must be on one"
+                )
         return q, k, v
 
     def writable(self, out: Any) -> Any:

@@ -77,10 +77,11 @@ def flash_attention(
 
     Shapes, for layout="bhsd" (for "bshd" swap the two axes in the middle):
         q    (batch, heads, seqlen_q, head_dim)
-        k    (batch, heads_kv, seqlen_k, head_dim)      heads is a multiple of heads_kv; query head h
-        v    (batch, heads_kv, seqlen_k, head_dim_v)    reads key/value head h // (heads // heads_kv)
+        k    (batch, heads_kv, seqlen_k, head_dim)
+        v    (batch, heads_kv, seqlen_k, head_dim_v)
         out  (batch, heads, seqlen_q, head_dim_v)
         lse  (batch, heads, seqlen_q), float32, in either layout
+    heads is a multiple of heads_kv: query head h reads key/value head h // (heads // heads_kv).
 
     Any strides will do, zero and negative too; a tensor whose last axis is not contiguous is copied
     first. The result is dense, its axes in memory in the order of q's (an expanded axis counts as
@@ -116,7 +117,7 @@ def flash_attention(
     return (out, framework.result(lse, q)) if return_lse else out
 
 
-def explain(
+def plan(
     q: Any,
     k: Any,
     v: Any,
@@ -128,14 +129,19 @@ def explain(
     strategy: str = "auto",
     kernel: str = "auto",
 ) -> _fa101.Plan:
-    """Prints how flash_attention would run with these arguments, and why; returns the plan."""
+    """How flash_attention would run with these arguments: kernel, tile, workspace, and why."""
     options = _options(causal, align, softmax_scale, layout, strategy, kernel)
     framework = _common_framework(q, k, v, None)
     q, k, v = framework.inputs(q, k, v)
     arrays = [framework.argument(x) for x in (q, k, v, framework.empty_out(q, v))]
-    plan = _fa101.explain(*arrays, None, **options, num_threads=framework.num_threads())
-    print(plan, end="")
-    return plan
+    return _fa101.explain(*arrays, None, **options, num_threads=framework.num_threads())
+
+
+def explain(q: Any, k: Any, v: Any, **options: Any) -> _fa101.Plan:
+    """plan(), also printed."""
+    answer = plan(q, k, v, **options)
+    print(answer, end="")
+    return answer
 
 
 def _forward(

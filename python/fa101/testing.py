@@ -1,0 +1,155 @@
+"""What every test compares with: attention in float64 as params.h defines it, and the error bound.
+
+The bound: at most twice the error that torch makes with the same maths in the same dtype, plus one
+rounding of the largest value (EPSILON). What is not finite must be the same, place by place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+# One rounding of a 1; in float32, where every sum rounds too, ten of them.
+EPSILON = {"float32": 6e-7, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+# The lse comes from float32 logits whatever the dtype, so it has a bound of its own.
+LSE_EPSILON = 1e-5
+
+
+def to_float64(x: Any) -> Any:
+    """Any framework's array as float64 in NumPy."""
+    if hasattr(x, "detach"):
+        return x.detach().double().cpu().numpy()
+    if hasattr(x, "get"):
+        x = x.get()
+    return np.asarray(x).astype(np.float64)
+
+
+def dtype_name(x: Any) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+def reference_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    align: str = "top_left",
+    softmax_scale: float | None = None,
+    layout: str = "bhsd",
+) -> tuple[Any, Any]:
+    """(out, lse) in float64, from the definition; keys a query may not see are not touched."""
+    q, k, v = (to_float64(x) for x in (q, k, v))
+    if layout == "bshd":
+        q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+    batch, heads, seqlen_q, head_dim = q.shape
+    seqlen_k = k.shape[2]
+    group = heads // k.shape[1] if k.shape[1] else 1
+    scale = (
+        1 / np.sqrt(head_dim) if softmax_scale is None else np.float64(np.float32(softmax_scale))
+    )
+    out = np.zeros((batch, heads, seqlen_q, v.shape[3]))
+    lse = np.full((batch, heads, seqlen_q), -np.inf)
+    diagonal = seqlen_k - seqlen_q if align == "bottom_right" else 0
+    visible = np.full(seqlen_q, seqlen_k)
+    if causal:
+        visible = np.clip(np.arange(seqlen_q) + diagonal + 1, 0, seqlen_k)
+    hidden = np.arange(seqlen_k) >= visible[:, None]
+    some = visible > 0
+
+    with np.errstate(all="ignore"):
+        for b, h in np.ndindex(batch, heads):
+            keys, values = k[b, h // group], v[b, h // group]
+            logits = scale * (q[b, h] @ keys.T)
+            logits[hidden] = -np.inf
+            if not some.any():
+                continue
+            row_max = logits[some].max(axis=-1, keepdims=True)
+            weights = np.exp(logits[some] - row_max)
+            total = weights.sum(axis=-1, keepdims=True)
+            weights /= total
+            lse[b, h, some] = (row_max + np.log(total))[:, 0]
+            if np.isfinite(values).all():
+                out[b, h, some] = weights @ values
+            else:  # 0 * NaN is NaN: multiply only what is seen
+                seen = zip(np.flatnonzero(some), weights, visible[some], strict=True)
+                for row, weight, n in seen:
+                    out[b, h, row] = weight[:n] @ values[:n]
+    return (out.swapaxes(1, 2) if layout == "bshd" else out), lse
+
+
+def torch_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    align: str = "top_left",
+    softmax_scale: float | None = None,
+    layout: str = "bhsd",
+) -> Any:
+    """The same maths by torch in the dtype of q, without fusion: the yardstick of errors."""
+    import torch
+
+    q, k, v = (_as_torch(x) for x in (q, k, v))
+    if layout == "bshd":
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    group = q.shape[1] // k.shape[1] if k.shape[1] else 1
+    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    logits = scale * (q @ k.transpose(-1, -2))
+    if causal:
+        seqlen_q, seqlen_k = logits.shape[-2:]
+        diagonal = seqlen_k - seqlen_q if align == "bottom_right" else 0
+        visible = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=q.device).tril(diagonal)
+        logits = logits.masked_fill(~visible, -torch.inf)
+    out = torch.nan_to_num(logits.softmax(dim=-1)) @ v
+    return out.transpose(1, 2) if layout == "bshd" else out
+
+
+def _as_torch(x: Any) -> Any:
+    import torch
+
+    if isinstance(x, torch.Tensor):
+        return x.detach()
+    return torch.from_numpy(to_float64(x)).to(getattr(torch, dtype_name(x)))
+
+
+def assert_attention(out: Any, q: Any, k: Any, v: Any, *, lse: Any = None, **options: Any) -> None:
+    """`out` (and `lse`) are attention of q, k, v with `options`, within the bound."""
+    expected, expected_lse = reference_attention(q, k, v, **options)
+    baseline = to_float64(torch_attention(q, k, v, **options))
+    both = np.isfinite(expected) & np.isfinite(baseline)
+    torch_error = np.abs(expected - baseline)[both].max(initial=0.0)
+    epsilon = EPSILON[dtype_name(out)] * max(1.0, _largest(expected))
+    assert dtype_name(out) == dtype_name(q), f"out has dtype {out.dtype}, q {q.dtype}"
+    _assert_near("out", to_float64(out), expected, 2 * torch_error + epsilon)
+    if lse is not None:
+        assert dtype_name(lse) == "float32", f"lse has dtype {lse.dtype}"
+        bound = LSE_EPSILON * max(1.0, _largest(expected_lse))
+        _assert_near("lse", to_float64(lse), expected_lse, bound)
+
+
+def _largest(x: Any) -> float:
+    return float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
+
+
+def _assert_near(name: str, got: Any, expected: Any, bound: float) -> None:
+    assert got.shape == expected.shape, f"{name} has shape {got.shape}, expected {expected.shape}"
+    if got.size == 0:
+        return
+    finite = np.isfinite(got) & np.isfinite(expected)
+    with np.errstate(invalid="ignore"):
+        error = np.where(finite, np.abs(got - expected), 0.0)
+    same = (got == expected) | (np.isnan(got) & np.isnan(expected))
+    error[~finite & ~same] = np.inf
+    worst = np.unravel_index(error.argmax(), error.shape)
+    where = tuple(int(i) for i in worst)
+    text = (
+        f"{name}: worst error {error[worst]:.3g} at {where}: got {got[worst]:.9g}, "
+        f"expected {expected[worst]:.9g}; allowed {bound:.3g}"
+    )
+    print(text)
+    assert error[worst] <= bound, text

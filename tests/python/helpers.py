@@ -1,0 +1,115 @@
+"""Inputs, kernels and calls that the tests share."""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import fa101
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+HALF = {torch.float16, torch.bfloat16}
+
+
+def kernel_params(device=None):
+    """Every kernel (of a device), the GPU's marked."""
+    return [
+        pytest.param(k["name"], marks=pytest.mark.gpu if k["device"] == "cuda" else ())
+        for k in fa101.kernels()
+        if device in (None, k["device"])
+    ]
+
+
+def device_of(kernel):
+    return next(k["device"] for k in fa101.kernels() if k["name"] == kernel)
+
+
+def kernels_on(device):
+    return [k["name"] for k in fa101.kernels() if k["device"] == device]
+
+
+def dtype_of(kernel):
+    return torch.float16 if kernel == "fa2_cute" else torch.float32
+
+
+def answers(kernel, dtype, head_dim):
+    """What the support table of the README promises."""
+    if kernel == "fa2_cute":
+        return dtype in HALF and head_dim % 8 == 0 and head_dim <= 256
+    return head_dim <= (1024 if kernel.endswith("naive") else 256)
+
+
+def qkv(
+    batch=2,
+    heads=4,
+    seqlen_q=17,
+    seqlen_k=None,
+    head_dim=16,
+    *,
+    heads_kv=None,
+    head_dim_v=None,
+    dtype=None,
+    device="cpu",
+    kernel="auto",
+    layout="bhsd",
+    seed=0,
+):
+    """Normal (not all positive) q, k and v, where and as `kernel` takes them.
+
+    k and v default to the shape of q, dtype to float32 where the kernel has it.
+    """
+    if kernel != "auto":
+        device = device_of(kernel)
+    if dtype is None:
+        dtype = dtype_of(kernel)
+    generator = torch.Generator().manual_seed(seed)
+    heads_kv = heads if heads_kv is None else heads_kv
+    seqlen_k = seqlen_q if seqlen_k is None else seqlen_k
+    head_dim_v = head_dim if head_dim_v is None else head_dim_v
+
+    def make(h, s, d):
+        shape = (batch, h, s, d) if layout == "bhsd" else (batch, s, h, d)
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    q = make(heads, seqlen_q, head_dim)
+    return q, make(heads_kv, seqlen_k, head_dim), make(heads_kv, seqlen_k, head_dim_v)
+
+
+@contextlib.contextmanager
+def poisoned_memory():
+    """What torch allocates inside is full of NaN (bytes: of ones): nothing unwritten hides."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def attend(q, k, v, **options):
+    """(out, lse), from poisoned outputs and workspace."""
+    with poisoned_memory():
+        return fa101.flash_attention(q, k, v, return_lse=True, **options)
+
+
+def bits(x):
+    """Comparable with ==, NaN included."""
+    return x.contiguous().view(torch.int32 if x.element_size() == 4 else torch.int16)
+
+
+def run_python(code, *, quiet=False, **env):
+    """Runs code in a fresh interpreter; gives its stdout. Quiet: it must write nothing to stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not quiet or done.stderr == ""
+    return done.stdout

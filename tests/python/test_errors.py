@@ -1,0 +1,206 @@
+"""Options and shapes that are refused, and what is said; out= in full."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import fa101
+from fa101.testing import assert_attention
+from helpers import DEVICES, qkv
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "error", "words"),
+    [
+        ("causal", "yes", TypeError, "causal is 'yes'; it must be True or False"),
+        ("causal", None, TypeError, "causal is None"),
+        ("causal", 1, TypeError, "causal is 1"),
+        ("return_lse", 1, TypeError, "return_lse is 1"),
+        ("strategy", 3, TypeError, "strategy is 3; it must be a string"),
+        ("strategy", "nope", ValueError, "strategy 'nope' is unknown.*'auto' or 'split_q'"),
+        ("strategy", "split_kv", ValueError, "'split_kv' has no kernel in this version"),
+        ("strategy", "split_d", ValueError, "'split_d' has no kernel in this version"),
+        ("kernel", None, TypeError, "kernel is None"),
+        ("kernel", "nope", ValueError, "kernel 'nope' is unknown.*'cpu_naive'"),
+        ("align", 0, TypeError, "align is 0"),
+        ("align", "left", ValueError, "align is 'left'; it must be 'top_left' or 'bottom_right'"),
+        ("layout", ("b", "h"), TypeError, "layout is "),
+        ("layout", "bhds", ValueError, "layout is 'bhds'; it must be 'bhsd' or 'bshd'"),
+        ("softmax_scale", "1", TypeError, "softmax_scale is '1'; it must be a number or None"),
+        ("softmax_scale", True, TypeError, "softmax_scale is True"),
+        ("softmax_scale", 1j, TypeError, "softmax_scale is 1j"),
+        ("softmax_scale", float("nan"), ValueError, "softmax_scale is nan; it must be finite"),
+        ("softmax_scale", 1e300, ValueError, "softmax_scale is inf; it must be finite"),
+    ],
+)
+def test_options(option, value, error, words):
+    """FA-038: named, with the value and what it must be; by plan() too."""
+    q, k, v = qkv(1, 1, 2, 2, 4)
+    with pytest.raises(error, match=words):
+        fa101.flash_attention(q, k, v, **{option: value})
+    if option != "return_lse":
+        with pytest.raises(error, match=words):
+            fa101.plan(q, k, v, **{option: value})
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("dropout_p", "softcap", "window", "window_size", "alibi_slopes", "block_table"),
+        *("return_attn_probs", "bias", "mask", "seqlens_k", "is_causal", "casual"),
+    ],
+)
+def test_absent_options(option):
+    """FA-038: nothing is accepted and ignored."""
+    q, k, v = qkv(1, 1, 2, 2, 4)
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
+        fa101.flash_attention(q, k, v, **{option: None})
+    with pytest.raises(TypeError, match="positional argument"):
+        fa101.flash_attention(q, k, v, True)
+
+
+def test_kernel_of_the_other_device():
+    """The error says which kernels would fit."""
+    q, k, v = qkv(1, 1, 2, 2, 4)
+    with pytest.raises(ValueError, match=r"'fa2' does not fit: it runs on CUDA.*'cpu_fa2'"):
+        fa101.flash_attention(q, k, v, kernel="fa2")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        (((2, 4, 5), (2, 4, 5), (2, 4, 5)), "q has 3 dimensions; it must have 4: .batch, heads"),
+        (((), (), ()), "q has 0 dimensions"),
+        (((1,) * 5, (1,) * 5, (1,) * 5), "q has 5 dimensions"),
+        (((1, 1, 2, 4), (1, 2, 4), (1, 1, 2, 4)), "k has 3 dimensions"),
+        (((2, 1, 2, 4), (1, 1, 2, 4), (2, 1, 2, 4)), "k has batch 1 but q has 2; they must be"),
+        (((1, 1, 2, 4), (1, 1, 2, 5), (1, 1, 2, 4)), "k has head_dim 5 but q has 4"),
+        (((1, 1, 2, 4), (1, 1, 3, 4), (1, 1, 2, 4)), "v has seqlen 2 but k has 3"),
+        (((1, 1, 2, 0), (1, 1, 2, 0), (1, 1, 2, 4)), "q has head_dim 0; it must be at least 1"),
+        (((1, 1, 2, 4), (1, 1, 2, 4), (1, 1, 2, 0)), "v has head_dim 0"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_shapes(kind, shapes, words):
+    make = torch.zeros if kind == "torch" else lambda s: np.zeros(s, np.float32)
+    with pytest.raises(ValueError, match=words):
+        fa101.flash_attention(*(make(s) for s in shapes), return_lse=True)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_layout_is_named(layout):
+    with pytest.raises(ValueError, match=f"for layout {layout}"):
+        fa101.flash_attention(*[torch.zeros(2, 3, 4)] * 3, layout=layout)
+
+
+@pytest.mark.gpu
+def test_mixed_devices():
+    """FA-003: both arguments and both devices."""
+    q, k, v = qkv(1, 1, 2, 2, 4)
+    with pytest.raises(ValueError, match=r"k is on cuda:0 but q is on cpu"):
+        fa101.flash_attention(q, k.cuda(), v)
+    with pytest.raises(ValueError, match=r"v is on cpu but q is on cuda:0"):
+        fa101.flash_attention(q.cuda(), k.cuda(), v)
+    with pytest.raises(ValueError, match=r"out is on cpu but q is on cuda:0"):
+        fa101.flash_attention(q.cuda(), k.cuda(), v.cuda(), out=q)
+
+
+# ---- out= ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_out(device):
+    """FA-075: filled, also as a view into a bigger buffer, neighbours untouched, returned as is."""
+    q, k, v = qkv(2, 3, 17, 33, 24, head_dim_v=40, device=device)
+    expected, expected_lse = fa101.flash_attention(q, k, v, causal=True, return_lse=True)
+    buffer = torch.full((2, 19, 5, 48), torch.nan, device=device)
+    out = buffer[:, 1:-1, 1:4, 3:43].transpose(1, 2)
+    returned, lse = fa101.flash_attention(q, k, v, causal=True, return_lse=True, out=out)
+    assert returned is out
+    assert torch.equal(out, expected)
+    assert torch.equal(lse, expected_lse)
+    out.fill_(torch.nan)
+    assert buffer.isnan().all()
+
+
+def test_out_numpy():
+    q, k, v = (x.numpy() for x in qkv(2, 3, 17, 33, 24))
+    buffer = np.full((2, 3, 17, 30), np.nan, np.float32)
+    out = buffer[..., 2:26]
+    assert fa101.flash_attention(q, k, v, out=out) is out
+    assert_attention(out, q, k, v)
+    out[...] = np.nan
+    assert np.isnan(buffer).all()
+
+
+def test_bad_out():
+    """FA-075: refused by name, and the inputs stay as they were."""
+    q, k, v = qkv(2, 3, 17, 17, 16)
+    before = [x.clone() for x in (q, k, v)]
+    joint = torch.zeros(2 * q.numel())
+    overlapping = joint[q.numel() // 2 :][: q.numel()].view(q.shape)
+    joint[: q.numel()] = q.flatten()
+    q_in_joint = joint[: q.numel()].view(q.shape)
+    refused = [
+        (q.half(), TypeError, "out has dtype float16 but q has dtype float32"),
+        (torch.empty(2, 3, 17, 15), ValueError, "out has head_dim 15 but v has 16"),
+        (torch.empty(2, 3, 16, 16), ValueError, "out has seqlen 16 but q has 17"),
+        (torch.empty(2, 2, 17, 16), ValueError, "out has heads 2 but q has 3"),
+        (torch.empty(3, 17, 16), ValueError, "out has 3 dimensions"),
+        (torch.empty(2, 3, 17, 32)[..., ::2], ValueError, "out has strides.*must be contiguous"),
+        (torch.empty(1, 3, 17, 16).expand(2, -1, -1, -1), ValueError, "out .*share one address"),
+        (q, ValueError, "out overlaps q in memory"),
+        (k, ValueError, "out overlaps k in memory"),
+        (v[:, :, :], ValueError, "out overlaps v in memory"),
+    ]
+    for out, error, words in refused:
+        with pytest.raises(error, match=words):
+            fa101.flash_attention(q, k, v, out=out)
+    with pytest.raises(ValueError, match="out overlaps q"):
+        fa101.flash_attention(q_in_joint, k, v, out=overlapping)
+    for x, y in zip((q, k, v), before, strict=True):
+        assert torch.equal(x, y)
+
+
+# ---- plans ---------------------------------------------------------------------------------------
+
+
+def test_plan_and_explain(capsys):
+    q, k, v = qkv(1, 8, 64, 64, 64)
+    plan = fa101.plan(q, k, v, causal=True)
+    assert capsys.readouterr().out == ""
+    assert plan.kernel == "cpu_fa2"
+    assert plan.strategy == "split_q"
+    assert plan.num_splits == 1
+    assert plan.workspace_bytes >= 0
+    assert plan.block_m > 0
+    assert plan.block_n > 0
+    explained = fa101.explain(q, k, v, causal=True)
+    text = capsys.readouterr().out
+    assert text == str(explained) == repr(explained) == str(plan)
+    for word in ("cpu_fa2", "split_q", "tile", "splits", "workspace", "why", plan.reason):
+        assert word in text
+    assert "asked for by name" in str(fa101.plan(q, k, v, kernel="cpu_naive"))
+
+
+def test_info():
+    info = fa101.info()
+    assert info["version"] == fa101.__version__
+    assert info["cpu"]["simd"] in info["cpu"]["simd_built"]
+    assert info["cpu"]["num_threads"] == fa101.get_num_threads()
+    assert bool(info["gpus"]) != bool(info["no_gpu_because"])
+    assert (info["cuda"] is None) == (not any(info["archs"].values()))
+
+
+def test_module_prints_info():
+    text = subprocess.run(
+        [sys.executable, "-m", "fa101"], capture_output=True, text=True, check=True
+    ).stdout
+    info = fa101.info()
+    words = [info["version"], info["cpu"]["name"], info["cpu"]["simd"], "CUDA", "CUTLASS"]
+    for word in words + [k["name"] for k in fa101.kernels()]:
+        assert word in text
+    assert (info["no_gpu_because"] or "cuda:0") in text
