@@ -31,7 +31,7 @@ class Backend {
 
     Device id;
     DeviceInfo info;
-    std::string summary;                                         // one line for people
+    std::string summary;                                        // one line for people
     std::vector<std::pair<std::string, std::string>> versions;  // driver and runtime, for JSON
 
     // The most a kernel on this dtype could do, in FLOP/s, 0 when unknown; and where that is from.
@@ -51,7 +51,8 @@ class Backend {
     virtual void download(void* to, const void* from, int64_t bytes) = 0;
     virtual void fill(void* data, int byte, int64_t bytes) = 0;
 
-    // The float64 reference of device tensors, on the host: (batch, num_heads, num_rows, head_dim_v)
+    // The float64 reference of device tensors, on the host: (batch, num_heads, num_rows,
+    // head_dim_v)
     virtual std::vector<double> reference(const Problem& problem, const Tensors& tensors,
                                           int64_t row_step) = 0;
     // How many FLOP of reference are worth waiting for: about a second's.

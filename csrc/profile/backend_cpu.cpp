@@ -1,5 +1,4 @@
 #include "profile/backend.h"
-
 #include "testing/parallel.h"
 #include "testing/reference.h"
 
@@ -25,12 +24,14 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// The number in the first line of `file` that starts with `key`, else `missing`.
+// The number after `key` and the colon that may follow, in the first line of `file` that starts
+// with `key`; `missing` where there is none.
 double read_proc(const char* file, const std::string& key, double missing) {
     std::ifstream lines(file);
     for (std::string line; std::getline(lines, line);) {
         if (line.rfind(key, 0) != 0) continue;
-        std::istringstream text(line.substr(line.find_first_of(":", key.size()) + 1));
+        const size_t colon = line.find(':');
+        std::istringstream text(line.substr(colon == std::string::npos ? key.size() : colon + 1));
         double value = missing;
         return text >> value ? value : missing;
     }
@@ -47,7 +48,8 @@ double available_bytes() {
     return bytes;
 }
 
-// The largest cache, as the kernel describes it (CPUID of a virtual machine may tell of the host's).
+// The largest cache, as the kernel describes it (CPUID of a virtual machine may tell of the
+// host's).
 int64_t last_level_cache_bytes() {
     int64_t largest = 0;
     for (int index = 0; index < 8; ++index) {
@@ -116,7 +118,8 @@ class CpuBackend final : public Backend {
     CpuBackend() {
         id = Device{DeviceType::kCpu, 0};
         info = device_info(id);
-        flush_.resize(static_cast<size_t>(std::min<int64_t>(2 * last_level_cache_bytes(), 1 << 30)));
+        flush_.resize(
+            static_cast<size_t>(std::min<int64_t>(2 * last_level_cache_bytes(), 1 << 30)));
         peak_flops_ = measure_peak_flops(info.simd, info.num_threads);
 
         const double mhz = read_proc("/proc/cpuinfo", "cpu MHz", 0);
@@ -124,13 +127,14 @@ class CpuBackend final : public Backend {
         if (mhz > 0) std::snprintf(clock, sizeof(clock), "%.2f GHz", mhz / 1000);
         const double memory = static_cast<double>(sysconf(_SC_PHYS_PAGES)) *
                               static_cast<double>(sysconf(_SC_PAGE_SIZE));
-        summary = "cpu: " + info.name + ", " + std::to_string(info.num_threads) + " threads, SIMD " +
-                  name_of(info.simd) + ", " + clock + ", " + describe_bytes(memory) + " of memory";
+        summary = "cpu: " + info.name + ", " + std::to_string(info.num_threads) +
+                  " threads, SIMD " + name_of(info.simd) + ", " + clock + ", " +
+                  describe_bytes(memory) + " of memory";
     }
 
     Peak peak(DType) const override {
-        return {peak_flops_, std::string("multiply-adds measured on all threads, SIMD ") +
-                                 name_of(info.simd)};
+        return {peak_flops_,
+                std::string("multiply-adds measured on all threads, SIMD ") + name_of(info.simd)};
     }
 
     void upload(void* to, const void* from, int64_t bytes) override {
@@ -147,7 +151,8 @@ class CpuBackend final : public Backend {
                           problem.head_dim_v;
         require_free(8.0 * static_cast<double>(n), "the float64 reference");
         std::vector<double> o(static_cast<size_t>(n));
-        testing::reference_attention(problem, tensors, o.data(), nullptr, info.num_threads, row_step);
+        testing::reference_attention(problem, tensors, o.data(), nullptr, info.num_threads,
+                                     row_step);
         return o;
     }
     double reference_budget() const override { return 3e9 * info.num_threads; }

@@ -1,6 +1,5 @@
-#include "profile/backend.h"
-
 #include "common/launch.h"
+#include "profile/backend.h"
 #include "testing/reference.h"
 
 #include <cuda_runtime_api.h>
@@ -21,8 +20,8 @@ std::string describe_hz(double hz) {
     return text;
 }
 
-// FLOP per clock of one SM: CUDA cores (a multiply-add each) in fp32, and tensor cores in dense fp16
-// with fp32 accumulation. GeForce cards have half of the latter. From NVIDIA's architecture
+// FLOP per clock of one SM: CUDA cores (a multiply-add each) in fp32, and tensor cores in dense
+// fp16 with fp32 accumulation. GeForce cards have half of the latter. From NVIDIA's architecture
 // whitepapers; times SMs and clock they give the data sheets' figures (T4 65, A100 312, A40 150,
 // H100 989 at 1.83 GHz, B200 2250, RTX 4090 165, RTX 5090 209 TFLOP/s).
 struct SmRate {
@@ -32,8 +31,8 @@ struct SmRate {
     bool bf16;
 };
 constexpr SmRate kSmRates[] = {
-    {75, 64, 1024, false}, {80, 64, 2048, true},   {86, 128, 1024, true},  {87, 128, 2048, true},
-    {89, 128, 1024, true}, {90, 128, 4096, true},  {100, 128, 8192, true}, {103, 128, 8192, true},
+    {75, 64, 1024, false},  {80, 64, 2048, true},   {86, 128, 1024, true},  {87, 128, 2048, true},
+    {89, 128, 1024, true},  {90, 128, 4096, true},  {100, 128, 8192, true}, {103, 128, 8192, true},
     {120, 128, 1024, true}, {121, 128, 1024, true},
 };
 
@@ -75,7 +74,8 @@ class CudaBackend final : public Backend {
         for (const SmRate& rate : kSmRates) {
             if (rate.arch != info.arch) continue;
             const bool geforce = info.name.find("GeForce") != std::string::npos;
-            const bool tensor = dtype == DType::kFloat16 || (dtype == DType::kBFloat16 && rate.bf16);
+            const bool tensor =
+                dtype == DType::kFloat16 || (dtype == DType::kBFloat16 && rate.bf16);
             const int flop = tensor ? rate.tensor_flop / (geforce ? 2 : 1) : 2 * rate.cuda_cores;
             return {flop * info.num_sms * info.clock_hz,
                     std::string(tensor ? "tensor cores, dense" : "CUDA cores, float32") + ": " +
@@ -114,8 +114,9 @@ class CudaBackend final : public Backend {
     }
 
     double time(const std::function<void(Stream)>& launch) override {
-        check_cuda(cudaMemsetAsync(flush_, ++flush_value_, static_cast<size_t>(flush_bytes_), stream_),
-                   "cudaMemset");
+        check_cuda(
+            cudaMemsetAsync(flush_, ++flush_value_, static_cast<size_t>(flush_bytes_), stream_),
+            "cudaMemset");
         check_cuda(cudaEventRecord(start_, stream_), "cudaEventRecord");
         launch(stream_);
         check_cuda(cudaEventRecord(stop_, stream_), "cudaEventRecord");
@@ -125,7 +126,8 @@ class CudaBackend final : public Backend {
         return 1e-3 * milliseconds;
     }
     std::string flush_note() const override {
-        return describe_bytes(static_cast<double>(flush_bytes_)) + " (at least twice the L2 cache of " +
+        return describe_bytes(static_cast<double>(flush_bytes_)) +
+               " (at least twice the L2 cache of " +
                describe_bytes(static_cast<double>(info.l2_bytes)) + ") written before each run";
     }
 
@@ -149,7 +151,8 @@ class CudaBackend final : public Backend {
 
   private:
     void copy(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind) {
-        check_cuda(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind, stream_), "cudaMemcpy");
+        check_cuda(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind, stream_),
+                   "cudaMemcpy");
         synchronize("cudaMemcpy");
     }
     void synchronize(const char* what) { check_cuda(cudaStreamSynchronize(stream_), what); }

@@ -38,7 +38,8 @@ void fill_normal(Backend& backend, void* data, DType dtype, int64_t n, uint64_t 
         testing::parallel_for((count + kPiece - 1) / kPiece, cpu_threads(), [&](int64_t piece) {
             for (int64_t i = piece * kPiece; i < std::min(count, (piece + 1) * kPiece); ++i) {
                 const auto index = static_cast<uint64_t>(begin + i);
-                testing::store_element(staging.data(), dtype, i, testing::normal_value(seed, index));
+                testing::store_element(staging.data(), dtype, i,
+                                       testing::normal_value(seed, index));
             }
         });
         backend.upload(static_cast<std::byte*>(data) + begin * size_of(dtype), staging.data(),
@@ -48,8 +49,13 @@ void fill_normal(Backend& backend, void* data, DType dtype, int64_t n, uint64_t 
 
 TensorView view_of(const Buffer& buffer, DType dtype, Device device, int64_t batch, int64_t heads,
                    int64_t rows, int64_t dim) {
-    return {buffer.get(), dtype, device, 4, {batch, heads, rows, dim},
-            {heads * rows * dim, rows * dim, dim, 1}, false};
+    return {buffer.get(),
+            dtype,
+            device,
+            4,
+            {batch, heads, rows, dim},
+            {heads * rows * dim, rows * dim, dim, 1},
+            false};
 }
 
 testing::Comparison compare_output(Backend& backend, const Workload& w) {
@@ -59,8 +65,7 @@ testing::Comparison compare_output(Backend& backend, const Workload& w) {
     std::vector<std::byte> o(static_cast<size_t>(bytes));
     backend.download(o.data(), w.o.get(), bytes);
     testing::Comparison result = testing::compare(
-        o.data(), p.dtype_o,
-        {p.batch, p.num_heads, testing::num_rows(p, w.row_step), p.head_dim_v},
+        o.data(), p.dtype_o, {p.batch, p.num_heads, testing::num_rows(p, w.row_step), p.head_dim_v},
         {t.o_batch_stride, t.o_head_stride, w.row_step * t.o_row_stride, 1}, w.expected.data());
     result.worst[2] *= w.row_step;
     return result;
@@ -73,7 +78,8 @@ Workload::Workload(Backend& backend, const Sizes& s, DType dtype, const Argument
         return static_cast<double>(s.batch) * static_cast<double>(heads) *
                static_cast<double>(rows) * static_cast<double>(s.head_dim * size_of(dtype));
     };
-    const double q_bytes = bytes(s.num_heads, s.seqlen_q), k_bytes = bytes(s.num_heads_kv, s.seqlen_k);
+    const double q_bytes = bytes(s.num_heads, s.seqlen_q),
+                 k_bytes = bytes(s.num_heads_kv, s.seqlen_k);
     backend.require_free(2 * q_bytes + 2 * k_bytes, "q, k, v and o");
     // From here on everything fits into memory, so also into 64 bits.
     q = backend.allocate(static_cast<int64_t>(q_bytes), "q");
@@ -115,11 +121,16 @@ double Workload::flops() const {
 
 const char* name_of(Status status) {
     switch (status) {
-        case Status::kPassed: return "passed";
-        case Status::kFailed: return "FAILED";
-        case Status::kUnchecked: return "unchecked";
-        case Status::kNotRun: return "not run";
-        case Status::kError: return "ERROR";
+        case Status::kPassed:
+            return "passed";
+        case Status::kFailed:
+            return "FAILED";
+        case Status::kUnchecked:
+            return "unchecked";
+        case Status::kNotRun:
+            return "not run";
+        case Status::kError:
+            return "ERROR";
     }
     return "";
 }
@@ -142,9 +153,9 @@ Row profile_kernel(Backend& backend, const std::string& kernel, Workload& worklo
         row.status = Status::kUnchecked;
         if (check) {
             progress(kernel + ": checking");
-            backend.fill(workload.o.get(), 0xff, // NaN, so that what is not written shows
-                         problem.batch * workload.params.tensors.o_batch_stride *
-                             size_of(problem.dtype_o));
+            backend.fill(
+                workload.o.get(), 0xff,  // NaN, so that what is not written shows
+                problem.batch * workload.params.tensors.o_batch_stride * size_of(problem.dtype_o));
             backend.time(launch);
             row.tolerance = workload.tolerance;
             row.comparison = compare_output(backend, workload);
@@ -188,7 +199,8 @@ void summarize(Row& row) {
         const double position = q * static_cast<double>(sorted.size() - 1);
         const auto below = static_cast<size_t>(position);
         const size_t above = std::min(below + 1, sorted.size() - 1);
-        return sorted[below] + (position - static_cast<double>(below)) * (sorted[above] - sorted[below]);
+        return sorted[below] +
+               (position - static_cast<double>(below)) * (sorted[above] - sorted[below]);
     };
     row.lower_quartile = quantile(0.25);
     row.median = quantile(0.5);

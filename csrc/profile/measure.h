@@ -37,7 +37,7 @@ const char* name_of(Status status);
 struct Row {
     std::string kernel;
     Status status = Status::kNotRun;
-    std::string reason;                            // of kNotRun and kError
+    std::string reason;                             // of kNotRun and kError
     std::optional<testing::Comparison> comparison;  // of kPassed and kFailed
     double tolerance = 0;
     std::vector<double> seconds;  // every timed run, in order

@@ -9,8 +9,8 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstring>
 #include <map>
+#include <string_view>
 #include <utility>
 
 namespace fa101::profile {
@@ -32,8 +32,7 @@ constexpr SizeOption kSizeOptions[] = {
     {"seq-len", &Sizes::seqlen_q, 16777216, "Queries of a head"},
     {"seq-len-k", &Sizes::seqlen_k, 16777216, "Keys of a head [as --seq-len]"},
     {"heads", &Sizes::num_heads, 65536, "Query heads"},
-    {"heads-kv", &Sizes::num_heads_kv, 65536,
-     "Key/value heads, a divisor of --heads [as --heads]"},
+    {"heads-kv", &Sizes::num_heads_kv, 65536, "Key/value heads, a divisor of --heads [as --heads]"},
     {"dim", &Sizes::head_dim, 65536, "Head dimension"},
 };
 
@@ -42,29 +41,28 @@ struct Preset {
     Sizes sizes;  // batch, heads, queries, keys (0: as many), dim
 };
 constexpr Preset kPresets[] = {
-    {"fa101", {8, 16, 256, 0, 64}},
-    {"llama-7b", {1, 32, 4096, 0, 128}},
-    {"bert-large", {8, 32, 2048, 0, 128}},
-    {"gpt-4", {1, 16, 2048, 0, 256}},
-    {"large-head", {1, 8, 1024, 0, 512}},
-    {"massive-head", {1, 4, 512, 0, 1024}},
+    {"fa101", {8, 16, 256, 0, 64}},        {"llama-7b", {1, 32, 4096, 0, 128}},
+    {"bert-large", {8, 32, 2048, 0, 128}}, {"gpt-4", {1, 16, 2048, 0, 256}},
+    {"large-head", {1, 8, 1024, 0, 512}},  {"massive-head", {1, 4, 512, 0, 1024}},
     {"decode", {1, 8, 1, 8192, 128}},
 };
 
-const std::pair<const char*, DType> kDTypes[] = {
-    {"float32", DType::kFloat32},   {"float16", DType::kFloat16}, {"bfloat16", DType::kBFloat16},
-    {"fp32", DType::kFloat32},      {"fp16", DType::kFloat16},    {"bf16", DType::kBFloat16},
+struct NamedDType {
+    const char* name;
+    DType dtype;
+};
+constexpr NamedDType kDTypes[] = {
+    {"float32", DType::kFloat32}, {"float16", DType::kFloat16}, {"bfloat16", DType::kBFloat16},
+    {"fp32", DType::kFloat32},    {"fp16", DType::kFloat16},    {"bf16", DType::kBFloat16},
 };
 
 // "a, b, c" from anything with names.
-template <class Range, class Name>
-std::string join(const Range& range, const Name& name, const char* separator = ", ") {
+template <class Range>
+std::string names_of(const Range& range) {
     std::string text;
-    for (const auto& item : range) text += (text.empty() ? "" : separator) + std::string(name(item));
+    for (const auto& item : range) text += std::string(text.empty() ? "" : ", ") + item.name;
     return text;
 }
-const auto kNameOf = [](const auto& item) { return item.name; };
-const auto kFirstOf = [](const auto& item) { return item.first; };
 
 std::string whole_number(int64_t min, int64_t max) {
     return "a whole number from " + std::to_string(min) + " to " + std::to_string(max);
@@ -86,13 +84,12 @@ int64_t read_number(const std::string& option, const std::string& text, int64_t 
     return *value;
 }
 
-template <class Range, class Name>
-auto find_named(const std::string& option, const std::string& text, const Range& range,
-                const Name& name) {
-    const auto found = std::find_if(std::begin(range), std::end(range),
-                                    [&](const auto& item) { return text == name(item); });
-    if (found == std::end(range)) throw BadArgument(option, text, "one of " + join(range, name));
-    return found;
+template <class Range>
+const auto& find_named(const std::string& option, const std::string& text, const Range& range) {
+    for (const auto& item : range) {
+        if (text == item.name) return item;
+    }
+    throw BadArgument(option, text, "one of " + names_of(range));
 }
 
 std::vector<std::string> split(const std::string& text, char separator) {
@@ -115,13 +112,13 @@ std::vector<std::string> read_kernels(const std::string& text) {
         if (std::none_of(known.begin(), known.end(),
                          [&](const KernelInfo& kernel) { return kernel.name == name; })) {
             throw BadArgument("--impl", text,
-                              "all, or some of " + join(known, kNameOf) + ", separated by commas");
+                              "all, or some of " + names_of(known) + ", separated by commas");
         }
     }
     return names;
 }
 
-std::optional<Device> read_device(const std::string& text) {
+Device read_device(const std::string& text) {
     if (text == "cpu") return Device{DeviceType::kCpu, 0};
     if (text == "cuda") return Device{DeviceType::kCuda, 0};
     const bool has_index = text.rfind("cuda:", 0) == 0 && text.size() > 5 && text[5] != '-';
@@ -134,8 +131,8 @@ Sizes complete(Sizes sizes) {
     if (sizes.seqlen_k == 0) sizes.seqlen_k = sizes.seqlen_q;
     if (sizes.num_heads_kv == 0) sizes.num_heads_kv = sizes.num_heads;
     if (sizes.num_heads % sizes.num_heads_kv != 0) {
-        throw BadArgument("--heads is '" + std::to_string(sizes.num_heads) + "' and --heads-kv is '" +
-                          std::to_string(sizes.num_heads_kv) +
+        throw BadArgument("--heads is '" + std::to_string(sizes.num_heads) +
+                          "' and --heads-kv is '" + std::to_string(sizes.num_heads_kv) +
                           "'; --heads must be a multiple of --heads-kv");
     }
     const double pairs = static_cast<double>(sizes.batch) * static_cast<double>(sizes.num_heads) *
@@ -160,7 +157,7 @@ std::vector<Sizes> read_sweep(const std::string& text, const Sizes& base) {
     const auto option = std::find_if(std::begin(kSizeOptions), std::end(kSizeOptions),
                                      [&](const SizeOption& o) { return name == o.name; });
     if (equals == std::string::npos || option == std::end(kSizeOptions)) {
-        throw bad("with NAME one of " + join(kSizeOptions, kNameOf));
+        throw bad("with NAME one of " + names_of(kSizeOptions));
     }
     std::vector<int64_t> numbers;
     for (const std::string& part : split(text.substr(equals + 1), ':')) {
@@ -187,7 +184,8 @@ Arguments parse_arguments(int argc, const char* const* argv) {
                  "profile-attention");
     app.allow_extras();  // reported below, in our words
     std::map<std::string, std::string> given;
-    const auto add = [&](const std::string& name, const std::string& type, const std::string& help) {
+    const auto add = [&](const std::string& name, const std::string& type,
+                         const std::string& help) {
         app.add_option(name, given[name], help)
             ->type_name(type)
             ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
@@ -198,7 +196,7 @@ Arguments parse_arguments(int argc, const char* const* argv) {
     const auto is_given = [&](const std::string& name) { return app.count(name) > 0; };
 
     Arguments args;
-    add("--preset", "NAME", "Sizes that others publish: " + join(kPresets, kNameOf) + " [fa101]");
+    add("--preset", "NAME", "Sizes that others publish: " + names_of(kPresets) + " [fa101]");
     for (const SizeOption& option : kSizeOptions) {
         add("--" + std::string(option.name), "1.." + std::to_string(option.max), option.help);
     }
@@ -247,7 +245,7 @@ Arguments parse_arguments(int argc, const char* const* argv) {
     args.check = !no_check;
 
     args.preset = is_given("--preset") ? given["--preset"] : "fa101";
-    Sizes sizes = find_named("--preset", args.preset, kPresets, kNameOf)->sizes;
+    Sizes sizes = find_named("--preset", args.preset, kPresets).sizes;
     for (const SizeOption& option : kSizeOptions) {
         const std::string name = "--" + std::string(option.name);
         if (is_given(name)) sizes.*option.field = read_number(name, given[name], 1, option.max);
@@ -259,7 +257,7 @@ Arguments parse_arguments(int argc, const char* const* argv) {
         args.problems = {complete(sizes)};
     }
     if (is_given("--dtype")) {
-        args.dtype = find_named("--dtype", given["--dtype"], kDTypes, kFirstOf)->second;
+        args.dtype = find_named("--dtype", given["--dtype"], kDTypes).dtype;
     }
     if (is_given("--impl")) args.kernels = read_kernels(given["--impl"]);
     if (is_given("--device")) args.device = read_device(given["--device"]);

@@ -12,8 +12,8 @@
 
 namespace fa101::profile {
 
-// Throws BadArgument when --json or --csv name a file that cannot be written: now, not after minutes
-// of work, and without touching what is in it.
+// Throws BadArgument when --json or --csv name a file that cannot be written: now, not after
+// minutes of work, and without touching what is in it.
 void require_writable_files(const Arguments& args);
 
 class Report {

@@ -26,7 +26,9 @@ struct Comparison {
     double actual = 0, expected = 0;
 
     // NaN never passes: max_error is never NaN, and no tolerance reaches +inf.
-    bool passed(double tolerance) const { return std::isfinite(max_error) && max_error <= tolerance; }
+    bool passed(double tolerance) const {
+        return std::isfinite(max_error) && max_error <= tolerance;
+    }
 
     std::string describe() const {
         std::ostringstream text;
@@ -75,13 +77,14 @@ inline Comparison compare(const void* actual, DType dtype, const Shape4& shape,
 }
 
 // How far O may be from the oracle, for inputs around 1:
-//     max |O| * (4 u + 4 u32 sqrt(head_dim + seqlen_k)),   u and u32 the roundoffs of dtype and fp32
+//     max |O| * (4 u + 4 u32 sqrt(head_dim + seqlen_k)),   u and u32 the roundoffs of dtype and
+//     fp32
 // The first term is the rounding of P and O to the dtype; the second is the random walk of float32
 // sums over head_dim products and seqlen_k keys, which dominates when the dtype is float32.
 inline double output_tolerance(const Problem& problem, double max_expected) {
     const double terms = static_cast<double>(problem.head_dim + problem.seqlen_k);
-    return max_expected * (4 * roundoff_of(problem.dtype_o) +
-                           4 * roundoff_of(DType::kFloat32) * std::sqrt(terms));
+    return max_expected *
+           (4 * roundoff_of(problem.dtype_o) + 4 * roundoff_of(DType::kFloat32) * std::sqrt(terms));
 }
 
 // The same for lse, which is float32 whatever the dtype; logits around 1 give it an absolute part.

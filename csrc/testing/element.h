@@ -30,7 +30,9 @@ inline uint32_t float_to_bits(float value) {
     return bits;
 }
 
-inline float bf16_to_float(uint16_t bits) { return bits_to_float(static_cast<uint32_t>(bits) << 16); }
+inline float bf16_to_float(uint16_t bits) {
+    return bits_to_float(static_cast<uint32_t>(bits) << 16);
+}
 
 inline uint16_t float_to_bf16(float value) {
     const uint32_t bits = float_to_bits(value);

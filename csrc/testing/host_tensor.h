@@ -57,7 +57,7 @@ class HostTensor {
         const int64_t elements = base_ + high + 1 + kGuard;
         storage_.assign(static_cast<size_t>(elements * size_of(dtype_)), kPoison);
     }
-    HostTensor(DType dtype, std::vector<int64_t> shape)
+    HostTensor(DType dtype, const std::vector<int64_t>& shape)
         : HostTensor(dtype, shape, contiguous_strides(shape)) {}
 
     DType dtype() const { return dtype_; }
@@ -71,6 +71,10 @@ class HostTensor {
 
     void* data() { return storage_.data() + base_ * size_of(dtype_); }
     const void* data() const { return storage_.data() + base_ * size_of(dtype_); }
+
+    // All of the memory, guards included, to mirror it on a device.
+    std::byte* storage() { return storage_.data(); }
+    size_t storage_bytes() const { return storage_.size(); }
 
     TensorView view() {
         TensorView v;
@@ -96,7 +100,9 @@ class HostTensor {
         });
     }
     void fill_normal(uint64_t seed, float stddev = 1.0f, float mean = 0.0f) {
-        fill([=](int64_t i) { return mean + stddev * normal_value(seed, static_cast<uint64_t>(i)); });
+        fill([=](int64_t i) {
+            return mean + stddev * normal_value(seed, static_cast<uint64_t>(i));
+        });
     }
     void poison() { std::memset(storage_.data(), static_cast<int>(kPoison), storage_.size()); }
 

@@ -1,9 +1,8 @@
 // The oracle on the GPU, so that every element of a large problem can be checked in about a second.
 // One block per query row, float64 throughout, no online softmax: the logits are computed twice,
 // once for their maximum and once for the weights.
-#include "testing/reference.h"
-
 #include "common/launch.h"
+#include "testing/reference.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -81,7 +80,8 @@ __global__ void __launch_bounds__(kThreads)
         __syncthreads();
         for (int64_t d = threadIdx.x; d < p.head_dim_v; d += kThreads) {
             double sum = acc[d];
-            for (int j = 0; j < n; ++j) sum += weights[j] * widen(v[(chunk + j) * t.v_row_stride + d]);
+            for (int j = 0; j < n; ++j)
+                sum += weights[j] * widen(v[(chunk + j) * t.v_row_stride + d]);
             acc[d] = sum;
         }
     }
@@ -110,8 +110,8 @@ void reference_attention_gpu(const Problem& problem, const Tensors& tensors, dou
     const int64_t doubles = kChunk + kWarps + problem.head_dim + problem.head_dim_v;
     const int smem_bytes = static_cast<int>(doubles * sizeof(double));
     allow_shared_memory(kernel, "reference_kernel", smem_bytes);
-    kernel<<<static_cast<unsigned>(grid), kThreads, smem_bytes, static_cast<cudaStream_t>(stream)>>>(
-        problem, tensors, o, lse, row_step, rows);
+    kernel<<<static_cast<unsigned>(grid), kThreads, smem_bytes,
+             static_cast<cudaStream_t>(stream)>>>(problem, tensors, o, lse, row_step, rows);
     check_launch("reference_kernel", grid, kThreads, smem_bytes);
 }
 

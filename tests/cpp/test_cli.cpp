@@ -5,7 +5,6 @@
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
-
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -47,7 +46,8 @@ struct Outcome {
 Outcome profile(const std::string& options) {
     const Scratch scratch;
     const std::string command = "'" FA101_PROFILER "' " + options + " >'" +
-                                (scratch / "out").string() + "' 2>'" + (scratch / "err").string() + "'";
+                                (scratch / "out").string() + "' 2>'" + (scratch / "err").string() +
+                                "'";
     const int status = std::system(command.c_str());
     REQUIRE(WIFEXITED(status));
     return {WEXITSTATUS(status), read(scratch / "out"), read(scratch / "err")};
@@ -137,10 +137,11 @@ TEST_CASE("--help, --version and --list") {
     CHECK(help.code == 0);
     CHECK(help.err.empty());
     for (const char* option :
-         {"--batch", "--seq-len", "--seq-len-k", "--heads", "--heads-kv", "--dim", "--dtype",
-          "--causal", "--impl", "--device cpu|cuda[:N]", "--warmup", "--iters", "--check",
-          "--no-check", "--seed", "--json FILE", "--csv FILE", "--list", "--help", "--version",
-          "--preset", "--sweep"}) {
+         {"--batch",     "--seq-len",  "--seq-len-k", "--heads",    "--heads-kv",
+          "--dim",       "--dtype",    "--causal",    "--impl",     "--device cpu|cuda[:N]",
+          "--warmup",    "--iters",    "--check",     "--no-check", "--seed",
+          "--json FILE", "--csv FILE", "--list",      "--help",     "--version",
+          "--preset",    "--sweep"}) {
         CAPTURE(option);
         CHECK(contains(help.out, option));
     }
@@ -159,7 +160,8 @@ TEST_CASE("--help, --version and --list") {
 
 TEST_CASE("a small run on the CPU: table, JSON and CSV") {
     const Scratch scratch;
-    const std::string json_file = (scratch / "r.json").string(), csv_file = (scratch / "r.csv").string();
+    const std::string json_file = (scratch / "r.json").string(),
+                      csv_file = (scratch / "r.csv").string();
     const Outcome outcome = profile(kTiny + "--causal --iters 3 --warmup 0 --seed 3 --json '" +
                                     json_file + "' --csv '" + csv_file + "'");
     CHECK(outcome.code == 0);
@@ -253,6 +255,8 @@ TEST_CASE("without a GPU the CPU is profiled, and says so") {
     const Outcome cuda = profile("--device cuda");
     CHECK(cuda.code == 2);
     CHECK(cuda.out.empty());
-    CHECK(cuda.err == "profile-attention: --device is 'cuda:0'; it must be cpu, as there is no usable "
-                      "GPU: " + reason + "\n");
+    CHECK(cuda.err ==
+          "profile-attention: --device is 'cuda:0'; it must be cpu, as there is no usable "
+          "GPU: " +
+              reason + "\n");
 }

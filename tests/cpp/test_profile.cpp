@@ -52,9 +52,9 @@ TEST_CASE("presets have the sources' shapes, and options overrule them") {
     const struct {
         const char* name;
         int64_t batch, heads, seqlen_q, seqlen_k, dim;
-    } presets[] = {{"fa101", 8, 16, 256, 256, 64},          {"llama-7b", 1, 32, 4096, 4096, 128},
-                   {"bert-large", 8, 32, 2048, 2048, 128},  {"gpt-4", 1, 16, 2048, 2048, 256},
-                   {"large-head", 1, 8, 1024, 1024, 512},   {"massive-head", 1, 4, 512, 512, 1024},
+    } presets[] = {{"fa101", 8, 16, 256, 256, 64},         {"llama-7b", 1, 32, 4096, 4096, 128},
+                   {"bert-large", 8, 32, 2048, 2048, 128}, {"gpt-4", 1, 16, 2048, 2048, 256},
+                   {"large-head", 1, 8, 1024, 1024, 512},  {"massive-head", 1, 4, 512, 512, 1024},
                    {"decode", 1, 8, 1, 8192, 128}};
     for (const auto& preset : presets) {
         const Sizes sizes = parse({"--preset", preset.name}).problems[0];
@@ -84,9 +84,9 @@ TEST_CASE("a sweep is a geometric series of one size") {
         dims.push_back(sizes.head_dim);
     }
     CHECK(dims == std::vector<int64_t>{32, 96, 288});
-    for (const char* bad : {"", "seq-len", "seq-len=", "seq-len=1:2", "seq-len=1:2:1", "seq-len=2:1:2",
-                            "seq-len=0:4:2", "seq-len=1:99999999:2", "seq-len=1:2:2:2",
-                            "seq-len=1:x:2", "impl=1:2:2", "seq-len=1:1e3:2"}) {
+    for (const char* bad : {"", "seq-len", "seq-len=", "seq-len=1:2", "seq-len=1:2:1",
+                            "seq-len=2:1:2", "seq-len=0:4:2", "seq-len=1:99999999:2",
+                            "seq-len=1:2:2:2", "seq-len=1:x:2", "impl=1:2:2", "seq-len=1:1e3:2"}) {
         CHECK_THROWS_AS(parse({"--sweep", bad}), BadArgument);
     }
     CHECK_THROWS_AS(parse({"--sweep", "heads=1:4:2", "--heads-kv", "2"}), BadArgument);
@@ -133,8 +133,8 @@ TEST_CASE("median and quartiles") {
 
 TEST_CASE("a kernel is checked against the reference, element by element") {
     const std::unique_ptr<Backend> cpu = open_cpu();
-    Arguments args = parse({"--batch", "1", "--heads", "2", "--seq-len", "33", "--dim", "8", "--iters",
-                            "2", "--warmup", "1"});
+    Arguments args = parse({"--batch", "1", "--heads", "2", "--seq-len", "33", "--dim", "8",
+                            "--iters", "2", "--warmup", "1"});
     Workload workload(*cpu, args.problems[0], DType::kFloat32, args);
     const auto profile = [&] {
         return profile_kernel(*cpu, "cpu_naive", workload, true, args, [](const std::string&) {});
@@ -161,7 +161,8 @@ TEST_CASE("a kernel is checked against the reference, element by element") {
 
 TEST_CASE("large problems are checked on some rows of every head") {
     const std::unique_ptr<Backend> cpu = open_cpu();
-    const Arguments args = parse({"--batch", "1", "--heads", "2", "--seq-len", "8192", "--dim", "256"});
+    const Arguments args =
+        parse({"--batch", "1", "--heads", "2", "--seq-len", "8192", "--dim", "256"});
     const Workload workload(*cpu, args.problems[0], DType::kFloat32, args);
     CHECK(workload.row_step > 1);
     CHECK(workload.row_step % 2 == 1);

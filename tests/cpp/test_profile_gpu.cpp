@@ -32,10 +32,10 @@ TEST_CASE("the GPU's float64 reference is the CPU's") {
                     fa101::Options options;
                     options.causal = causal;
                     options.align = fa101::Align::kBottomRight;
-                    fa101::Params params = fa101::make_params(q.view(), k.view(), v.view(), o.view(),
-                                                              nullptr, options);
-                    const auto rows = static_cast<size_t>(
-                        8 * fa101::testing::num_rows(params.problem, row_step));
+                    fa101::Params params = fa101::make_params(q.view(), k.view(), v.view(),
+                                                              o.view(), nullptr, options);
+                    const auto rows =
+                        static_cast<size_t>(8 * fa101::testing::num_rows(params.problem, row_step));
                     std::vector<double> expected(rows * 24);
                     fa101::testing::reference_attention(params.problem, params.tensors,
                                                         expected.data(), nullptr, 2, row_step);

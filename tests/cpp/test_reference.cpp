@@ -36,8 +36,8 @@ Result reference(HostTensor& q, HostTensor& k, HostTensor& v, const Options& opt
     HostTensor o(q.dtype(), {q.shape()[0], q.shape()[1], q.shape()[2], v.shape()[3]});
     const Params params =
         fa101::make_params(q.view(), k.view(), v.view(), o.view(), nullptr, options);
-    const int64_t rows = q.shape()[0] * q.shape()[1] *
-                         fa101::testing::num_rows(params.problem, row_step);
+    const int64_t rows =
+        q.shape()[0] * q.shape()[1] * fa101::testing::num_rows(params.problem, row_step);
     Result result{std::vector<double>(rows * v.shape()[3]), std::vector<double>(rows)};
     fa101::testing::reference_attention(params.problem, params.tensors, result.o.data(),
                                         result.lse.data(), 2, row_step);
@@ -91,7 +91,8 @@ TEST_CASE("two keys, by hand") {
     }
     SUBCASE("no scale is 1 / sqrt(head_dim)") {
         const Result unscaled = reference(q, k, v);
-        CHECK(unscaled.lse[0] == doctest::Approx(std::log(2 * std::cosh(std::sqrt(2.0)))).epsilon(1e-7));
+        CHECK(unscaled.lse[0] ==
+              doctest::Approx(std::log(2 * std::cosh(std::sqrt(2.0)))).epsilon(1e-7));
     }
 }
 
@@ -142,7 +143,8 @@ TEST_CASE("no keys at all") {
 }
 
 TEST_CASE("what a row sees propagates; what it does not see has no effect") {
-    HostTensor q = normal({1, 1, 4, 4}, 1), k = normal({1, 1, 4, 4}, 2), v = normal({1, 1, 4, 4}, 3);
+    HostTensor q = normal({1, 1, 4, 4}, 1), k = normal({1, 1, 4, 4}, 2),
+               v = normal({1, 1, 4, 4}, 3);
     const Result clean = reference(q, k, v, causal(Align::kTopLeft));
     SUBCASE("NaN in v") { v.set({0, 0, 2, 1}, kNan); }
     SUBCASE("inf in v") { v.set({0, 0, 2, 1}, kInf); }
@@ -286,8 +288,7 @@ TEST_CASE("the tolerance accepts rounding and refuses a missing result") {
             return fa101::testing::compare(rounded.data(), dtype, {1, 2, 64, 32},
                                            {4096, 2048, 32, 1}, r.o.data());
         };
-        const double tolerance =
-            fa101::testing::output_tolerance(problem, compare().max_expected);
+        const double tolerance = fa101::testing::output_tolerance(problem, compare().max_expected);
         CHECK(compare().passed(tolerance));
         const double scale = 1 + 64 * fa101::testing::roundoff_of(dtype);
         rounded.fill([&](int64_t i) { return static_cast<float>(scale * r.o[i]); });
