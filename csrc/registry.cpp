@@ -3,6 +3,7 @@
 #include "kernel_family.h"
 
 #include "build_config.h"
+#include "cpu/cpu_families.h"
 #include "flash_attn_1.h"
 #include "flash_attn_2.h"
 #include "naive_attention.h"
@@ -58,6 +59,9 @@ constexpr const KernelFamily* kFamilies[] = {
     &kNaive,
     &kFa1,
     &kFa2,
+    &kCpuNaiveFamily,
+    &kCpuFa1Family,
+    &kCpuFa2Family,
 };
 
 }  // namespace

@@ -1,0 +1,178 @@
+// The textbook, with the S x S matrix in memory and no tiles anywhere:
+//
+//     1.  S = softmax_scale * Q K^T        write S
+//     2.  P = softmax(S)                   read S, write P
+//     3.  O = P V                          read P
+//
+// Vectorised (a lane is a query) and threaded, but count the bytes. S makes four trips of
+// Sq * Sk * 4 bytes a head: with S 2048 that is 67 MB, where Q, K, V and O together have 4 MB
+// (D 128). And nothing is used twice while it is near: a vector of Q that was loaded meets one key,
+// a vector of P one channel, so every FMA waits for a load, and each few queries walk through all
+// of K and V again. On a CPU with large caches the second costs more than the first: half of the
+// FMA peak is lost to it, and some 15 % to the trips of S.
+//
+// Next rung, cpu_fa1: tiles, in the registers as well as in L1 and L2.
+#include "cpu/cpu_families.h"
+#include "cpu/parallel.h"
+#include "cpu/tiles.h"
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+namespace fa101 {
+namespace {
+
+// Work on whole sequences is cut into chunks of this many keys (whole register tiles).
+constexpr int64_t kChunk = 256;
+static_assert(kChunk % kMaxRows == 0, "chunks of K must not pad into each other");
+
+Tile tile(const Problem& problem, const DeviceInfo& device) {
+    Tile tile;
+    tile.block_m = simd_kernels(device.simd).panel;
+    tile.block_n = static_cast<int>(problem.seqlen_k);  // no tiles
+    tile.head_dim = static_cast<int>(problem.head_dim);
+    tile.num_warps = device.num_threads;
+    return tile;
+}
+
+// One head in memory.
+struct HeadMatrices {
+    HeadMatrices(Arena& arena, const Problem& problem)
+        : lanes(round_up<int64_t>(problem.seqlen_q, kMaxVector)),
+          keys(arena, problem.seqlen_k, problem),
+          s(arena.floats(panel_floats(lanes, problem.seqlen_k))),
+          row_max(arena.floats(lanes)),
+          row_sum(arena.floats(lanes)) {}
+
+    int64_t lanes;
+    KeyTile keys;              // all of K and V, as float32
+    float* s;                  // S^T, then P^T: panels [seqlen_k][width], one after the other
+    float *row_max, *row_sum;  // [lanes]
+};
+
+// Heads whose matrices are in memory at a time: enough to fill 256 MB, so that short sequences do
+// not start threads for every single head.
+int64_t heads_at_once(const Problem& problem) {
+    Arena one_head;
+    HeadMatrices(one_head, problem);
+    return std::clamp<int64_t>((int64_t{256} << 20) / one_head.bytes(), 1,
+                               problem.batch * problem.num_heads);
+}
+
+// One thread's buffers.
+struct Buffers {
+    Buffers(Arena& arena, const Problem& problem)
+        : scratch(arena, problem),
+          q_panel(arena.floats(panel_floats(kMaxPanel, problem.head_dim))),
+          o_panel(arena.floats(panel_floats(kMaxPanel, problem.head_dim_v))) {}
+
+    Scratch scratch;
+    float *q_panel, *o_panel;
+};
+
+int64_t workspace(const Tile& tile, const Problem& problem) {
+    Arena arena;
+    for (int64_t i = 0; i < heads_at_once(problem); ++i) HeadMatrices(arena, problem);
+    for (int worker = 0; worker < tile.num_warps; ++worker) Buffers(arena, problem);
+    return arena.bytes();
+}
+
+}  // namespace
+
+void run_cpu_naive(const SimdKernels& simd, const Plan& plan, const Problem& problem,
+                   const Tensors& tensors, void* workspace) {
+    const int64_t seqlen_q = problem.seqlen_q, seqlen_k = problem.seqlen_k;
+    const int num_threads = plan.tile.num_warps;
+    Arena arena(workspace);
+    std::vector<HeadMatrices> matrices;
+    for (int64_t i = 0; i < heads_at_once(problem); ++i) matrices.emplace_back(arena, problem);
+    std::vector<Buffers> buffers;
+    for (int worker = 0; worker < num_threads; ++worker) buffers.emplace_back(arena, problem);
+
+    const int64_t num_heads = problem.batch * problem.num_heads;
+    const int64_t group = static_cast<int64_t>(matrices.size());
+    for (int64_t first = 0; first < num_heads; first += group) {
+        const int64_t heads = std::min(group, num_heads - first);
+
+        // Calls body for chunks or panels 0, step, 2 step, ... < end of every head, in parallel.
+        const auto for_each = [&](int64_t end, int64_t step, auto body) {
+            const int64_t per_head = ceil_div(end, step);
+            parallel_for(heads * per_head, useful_threads(problem, heads * per_head, num_threads),
+                         [&](int64_t task, int worker) {
+                             const int64_t index = task / per_head;
+                             const Head head(simd, problem, tensors, first + index);
+                             body(head, matrices[index], task % per_head * step, buffers[worker]);
+                         });
+        };
+        const auto for_each_panel = [&](auto body) {
+            for_each(seqlen_q, simd.panel,
+                     [&](const Head& head, HeadMatrices& m, int64_t begin, Buffers& buffers) {
+                         body(head, head.panel(begin, seqlen_q), m,
+                              m.s + panel_floats(begin, seqlen_k), buffers);
+                     });
+        };
+
+        // 0. float32 copies of K and V.
+        for_each(seqlen_k, kChunk, [&](const Head& head, HeadMatrices& m, int64_t begin, Buffers&) {
+            KeyTile chunk = m.keys;
+            chunk.k += begin * tile_stride(problem.head_dim);
+            chunk.v += begin * tile_stride(problem.head_dim_v);
+            head.load_keys(begin, std::min(kChunk, seqlen_k - begin), chunk);
+        });
+
+        // 1. S = softmax_scale * Q K^T
+        for_each_panel(
+            [&](const Head& head, const Panel& panel, HeadMatrices& m, float* s, Buffers& buffers) {
+                head.load_q(panel, buffers.scratch, buffers.q_panel);
+                simd.scores_untiled(m.keys.k, tile_stride(problem.head_dim), head.key_end(panel),
+                                    problem.head_dim, buffers.q_panel, panel.width, s);
+            });
+
+        // 2. P = softmax(S), but for the division by l, which is left to the end of 3.
+        for_each_panel(
+            [&](const Head& head, const Panel& panel, HeadMatrices& m, float* s, Buffers& buffers) {
+                const Scratch& scratch = buffers.scratch;
+                const int64_t n = head.key_end(panel);
+                float* row_max = m.row_max + panel.begin;
+                float* row_sum = m.row_sum + panel.begin;
+                std::fill_n(row_max, panel.width, -std::numeric_limits<float>::infinity());
+                std::fill_n(row_sum, panel.width, 0.0f);
+                simd.softmax(s, n, panel.width, head.visible(panel, 0, n, scratch.visible), row_max,
+                             row_sum, scratch.alpha);
+            });
+
+        // 3. O = P V, a chunk at a time: a single sum over all keys would lose digits.
+        for_each_panel(
+            [&](const Head& head, const Panel& panel, HeadMatrices& m, float* s, Buffers& buffers) {
+                const Scratch& scratch = buffers.scratch;
+                const int64_t dv = problem.head_dim_v, key_end = head.key_end(panel);
+                std::fill_n(buffers.o_panel, panel_floats(panel.width, dv), 0.0f);
+                std::fill_n(scratch.alpha, panel.width, 1.0f);
+                for (int64_t begin = 0; begin < key_end; begin += kChunk) {
+                    const int64_t n = std::min(kChunk, key_end - begin);
+                    head.add_values(simd.accumulate_untiled, panel,
+                                    m.keys.v + begin * tile_stride(dv), n, s + begin * panel.width,
+                                    head.visible(panel, begin, n, scratch.visible), scratch.alpha,
+                                    buffers.o_panel);
+                }
+                head.store_o(panel, buffers.o_panel, m.row_max + panel.begin,
+                             m.row_sum + panel.begin, scratch);
+            });
+    }
+}
+
+const KernelFamily kCpuNaiveFamily = {
+    "cpu_naive",
+    DeviceType::kCpu,
+    "the textbook on a CPU: three passes, the S x S matrix in memory",
+    [](const Problem&, const DeviceInfo&) { return std::string(); },
+    tile,
+    workspace,
+    [](const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace, Stream) {
+        run_cpu_naive(simd_kernels(cpu_simd_level()), plan, problem, tensors, workspace);
+    },
+    nullptr,
+};
+
+}  // namespace fa101

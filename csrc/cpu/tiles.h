@@ -1,0 +1,127 @@
+// What the three rungs share: rows of the caller's tensors as float32 tiles and panels (simd.h),
+// and the step they all consist of, a panel of queries meeting a tile of keys.
+#pragma once
+
+#include <fa101/params.h>
+#include <fa101/plan.h>
+
+#include "common/mask.h"
+#include "cpu/simd.h"
+
+#include <cstdint>
+
+namespace fa101 {
+
+template <class Int>
+constexpr Int round_up(Int value, Int multiple) {
+    return ceil_div(value, multiple) * multiple;
+}
+
+// Row stride of a tile. The extra vector is for the L1 cache: rows a power of two apart would
+// compete for a few of its sets.
+constexpr int64_t tile_stride(int64_t cols) {
+    return round_up<int64_t>(cols, kMaxVector) + kMaxVector;
+}
+
+// Floats of a panel of `lanes` queries with `cols` rows, whole register tiles.
+constexpr int64_t panel_floats(int64_t lanes, int64_t cols) {
+    return lanes * round_up<int64_t>(cols, kMaxRows);
+}
+
+// Hands out aligned pieces of the workspace. Started from null it only counts: a family's workspace
+// size is the sum of its pieces, so the two cannot disagree.
+class Arena {
+  public:
+    explicit Arena(void* base = nullptr) : next_(reinterpret_cast<uintptr_t>(base)) {}
+
+    float* floats(int64_t count) {
+        next_ = round_up<uintptr_t>(next_, 64);
+        float* piece = reinterpret_cast<float*>(next_);
+        next_ += static_cast<uintptr_t>(count) * sizeof(float);
+        return piece;
+    }
+
+    // What was handed out, with room to align the base.
+    int64_t bytes() const { return static_cast<int64_t>(next_) + 64; }
+
+  private:
+    uintptr_t next_;
+};
+
+// Queries [begin, begin + rows) of a head, one per lane; lanes [rows, width) are padding.
+struct Panel {
+    int64_t begin;
+    int rows, width;
+};
+
+// Keys [begin, begin + n) of a head as float32, and room for their scores: what a GPU block keeps
+// in shared memory.
+struct KeyTile {
+    KeyTile(Arena& arena, int64_t block_n, const Problem& problem);
+
+    float* k;  // [block_n][tile_stride(head_dim)], zeros from n up to a whole register tile
+    float* v;  // [block_n][tile_stride(head_dim_v)]
+    float* s;  // [block_n][width]
+    int64_t begin = 0, n = 0;
+};
+
+// Room for one panel on its way between memory and registers, one per thread.
+struct Scratch {
+    Scratch(Arena& arena, const Problem& problem);
+
+    float* rows;       // [width][tile_stride(head_dim or head_dim_v)]
+    float* row_scale;  // [width]
+    float* alpha;      // [width]
+    int32_t* visible;  // [width]
+};
+
+// One query head of one batch entry, with its key/value head.
+class Head {
+  public:
+    // index = batch * num_heads + head
+    Head(const SimdKernels& simd, const Problem& problem, const Tensors& tensors, int64_t index);
+
+    // The panel that starts at query `begin`, at most as wide as the registers and up to `end`.
+    Panel panel(int64_t begin, int64_t end) const;
+
+    // One past the last key that any query of the panel sees.
+    int64_t key_end(const Panel& panel) const {
+        return mask_.key_end(panel.begin + panel.rows - 1);
+    }
+
+    // Rows [begin, begin + n) of K and V.
+    void load_keys(int64_t begin, int64_t n, KeyTile& tile) const;
+
+    // Q^T of the panel times softmax_scale * log2(e).
+    void load_q(const Panel& panel, const Scratch& scratch, float* q_panel) const;
+
+    // How many keys from `begin` on each lane sees; null when that is n or more for all of them.
+    const int32_t* visible(const Panel& panel, int64_t begin, int64_t n, int32_t* buffer) const;
+
+    // O^T = O^T * alpha + V^T P^T by `accumulate`. What a lane may not see has no effect, even if
+    // it is NaN.
+    void add_values(SimdKernels::Accumulate accumulate, const Panel& panel, const float* v,
+                    int64_t n, const float* p_panel, const int32_t* visible, const float* alpha,
+                    float* o_panel) const;
+
+    // The panel meets a tile of keys: one step of the online softmax.
+    void attend(const Panel& panel, const float* q_panel, const KeyTile& tile,
+                const Scratch& scratch, float* row_max, float* row_sum, float* o_panel) const;
+
+    // O = (O^T)^T / l and lse, to the caller's tensors.
+    void store_o(const Panel& panel, const float* o_panel, const float* row_max,
+                 const float* row_sum, const Scratch& scratch) const;
+
+  private:
+    const SimdKernels& simd_;
+    const Problem& problem_;
+    const Tensors& tensors_;
+    const Mask mask_;
+    const char* q_;
+    const char* k_;
+    const char* v_;
+    char* o_;
+    float* lse_;  // or null
+};
+
+}  // namespace fa101
