@@ -21,6 +21,7 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace fa101::profile {
 namespace {
@@ -87,22 +88,23 @@ void profile_problem(Backend& backend, const Sizes& sizes, DType dtype, const Ar
     show_progress("");
     report.begin(sizes, workload.get());
 
+    const std::vector<KernelInfo> ladder = kernels();
+    const auto naive =  // the first rung, which all are compared with
+        std::find_if(ladder.begin(), ladder.end(),
+                     [&](const KernelInfo& kernel) { return kernel.device == backend.id.type; });
     double naive_median = 0;
-    bool is_naive = true;  // the first rung of the device is what all are compared with
-    for (const KernelInfo& kernel : kernels()) {
-        const bool is_baseline = is_naive && kernel.device == backend.id.type;
-        if (is_baseline) is_naive = false;
-        const bool wanted = is_wanted(kernel, args, backend.id.type);
-        if (!wanted && !is_baseline) continue;
+    for (auto kernel = ladder.begin(); kernel != ladder.end(); ++kernel) {
+        const bool wanted = is_wanted(*kernel, args, backend.id.type);
+        if (!wanted && kernel != naive) continue;
         Row row;
-        row.kernel = kernel.name;
+        row.kernel = kernel->name;
         row.reason = no_workload;
         if (workload != nullptr) {
-            row = profile_kernel(backend, kernel.name, *workload, wanted && args.check, args,
+            row = profile_kernel(backend, kernel->name, *workload, wanted && args.check, args,
                                  show_progress);
             show_progress("");
         }
-        if (is_baseline) naive_median = row.median;
+        if (kernel == naive) naive_median = row.median;
         row.naive_median = naive_median;
         if (wanted) report.add(row);
     }

@@ -10,14 +10,16 @@
 #include <chrono>
 #include <cmath>
 #include <cstddef>
+#include <new>
 
 namespace fa101::profile {
 namespace {
 
-// Where --warmup and --iters leave it to us: a kernel gets about a second, three runs even if they
-// take longer, and one if that alone takes several.
+// Where --warmup and --iters leave it to us. Warming up takes three runs and long enough for clocks
+// to rise, timing a second; slow kernels get fewer runs, and one that takes seconds gets one.
 constexpr int64_t kAutoWarmup = 3, kAutoIters = 100, kMinIters = 3;
-constexpr double kWarmupSeconds = 0.3, kSeconds = 1.0, kMaxSeconds = 4.0;
+constexpr double kMinWarmupSeconds = 0.05, kMaxWarmupSeconds = 0.3;
+constexpr double kSeconds = 1.0, kMaxSeconds = 4.0;
 
 class Stopwatch {
   public:
@@ -162,8 +164,12 @@ Row profile_kernel(Backend& backend, const std::string& kernel, Workload& worklo
             row.status = row.comparison->passed(row.tolerance) ? Status::kPassed : Status::kFailed;
         }
 
-        for (int64_t i = 0; i < args.warmup.value_or(kAutoWarmup); ++i) {
-            if (!args.warmup && warming.seconds() > kWarmupSeconds) break;
+        const auto is_cold = [&](int64_t i) {
+            if (args.warmup) return i < *args.warmup;
+            const double seconds = warming.seconds();
+            return seconds < kMaxWarmupSeconds && (i < kAutoWarmup || seconds < kMinWarmupSeconds);
+        };
+        for (int64_t i = 0; is_cold(i); ++i) {
             progress(kernel + ": warming up");
             backend.time(launch);
         }
@@ -184,6 +190,9 @@ Row profile_kernel(Backend& backend, const std::string& kernel, Workload& worklo
     } catch (const OutOfMemory& error) {
         row.status = Status::kNotRun;
         row.reason = error.what();
+    } catch (const std::bad_alloc&) {
+        row.status = Status::kNotRun;
+        row.reason = "out of memory on the host";
     } catch (const Error& error) {
         row.status = Status::kError;
         row.reason = error.what();

@@ -41,10 +41,13 @@ std::string csv_field(const std::string& text) {
     return quoted + "\"";
 }
 
-std::string csv_line(const std::vector<std::string>& fields) {
-    std::string line;
-    for (const std::string& field : fields) line += (line.empty() ? "" : ",") + csv_field(field);
-    return line + "\n";
+std::string describe(const Sizes& s) {
+    std::string text =
+        "batch " + std::to_string(s.batch) + ", heads " + std::to_string(s.num_heads);
+    if (s.num_heads_kv != s.num_heads) text += " (" + std::to_string(s.num_heads_kv) + " kv)";
+    text += ", seq-len " + std::to_string(s.seqlen_q);
+    if (s.seqlen_k != s.seqlen_q) text += " x " + std::to_string(s.seqlen_k);
+    return text + ", dim " + std::to_string(s.head_dim);
 }
 
 Json json_of(const Sizes& sizes) {
@@ -149,29 +152,6 @@ Report::Report(const Arguments& args, const Backend& backend, DType dtype)
              {"device", json_of(backend, dtype)},
              {"options", json_of(args, dtype)},
              {"problems", Json::array()}};
-    csv_ = csv_line({"fa101",
-                     "device",
-                     "dtype",
-                     "batch",
-                     "num_heads",
-                     "num_heads_kv",
-                     "seqlen_q",
-                     "seqlen_k",
-                     "head_dim",
-                     "causal",
-                     "kernel",
-                     "status",
-                     "max_error",
-                     "tolerance",
-                     "naive_ms",
-                     "median_ms",
-                     "lower_quartile_ms",
-                     "upper_quartile_ms",
-                     "runs",
-                     "speed_up",
-                     "tflops",
-                     "peak_share",
-                     "reason"});
 
     const Backend::Peak peak = backend.peak(dtype);
     std::printf("fa101 " FA101_VERSION "\ndevice   %s\n", backend.summary.c_str());
@@ -186,27 +166,19 @@ void Report::begin(const Sizes& sizes, const Workload* workload) {
     Json problem = json_of(sizes);
     problem["dtype"] = dtype_;
     problem["causal"] = args_.causal;
-    std::string heads = std::to_string(sizes.num_heads);
-    if (sizes.num_heads_kv != sizes.num_heads)
-        heads += " (" + std::to_string(sizes.num_heads_kv) + " kv)";
-    std::string seqlen = std::to_string(sizes.seqlen_q);
-    if (sizes.seqlen_k != sizes.seqlen_q) seqlen += " x " + std::to_string(sizes.seqlen_k);
-    std::printf("\nproblem  batch %lld, heads %s, seq-len %s, dim %lld, %s%s",
-                static_cast<long long>(sizes.batch), heads.c_str(), seqlen.c_str(),
-                static_cast<long long>(sizes.head_dim), dtype_.c_str(),
+    std::printf("\nproblem  %s, %s%s", describe(sizes).c_str(), dtype_.c_str(),
                 args_.causal ? ", causal" : "");
     if (workload != nullptr) {
         problem["flops"] = workload->flops();
-        problem["checked_every_nth_row"] = args_.check ? Json(workload->row_step) : Json(nullptr);
         std::printf(": %s GFLOP", digits(workload->flops() / 1e9).c_str());
-        if (args_.check) {
-            const int64_t step = workload->row_step;
-            const std::string which = step == 1
-                                          ? "every element"
-                                          : "one row in " + std::to_string(step) + " of every head";
-            std::printf("\ncheck    %s of O against float64, |difference| <= %.2g", which.c_str(),
-                        workload->tolerance);
-        }
+    }
+    if (workload != nullptr && args_.check) {
+        const int64_t step = workload->row_step;
+        problem["checked_every_nth_row"] = step;
+        const std::string which =
+            step == 1 ? "every element" : "one row in " + std::to_string(step) + " of every head";
+        std::printf("\ncheck    %s of O against float64, |difference| <= %.2g", which.c_str(),
+                    workload->tolerance);
     }
     problem["rows"] = Json::array();
     json_["problems"].push_back(std::move(problem));
@@ -218,47 +190,61 @@ void Report::begin(const Sizes& sizes, const Workload* workload) {
 void Report::add(const Row& row) {
     rows_.push_back(row);
     json_["problems"].back()["rows"].push_back(json_of(row));
-    const auto number = [&](double x) { return was_run(row) && x > 0 ? format("%.9g", x) : ""; };
-    csv_ += csv_line({FA101_VERSION,
-                      device_,
-                      dtype_,
-                      std::to_string(sizes_.batch),
-                      std::to_string(sizes_.num_heads),
-                      std::to_string(sizes_.num_heads_kv),
-                      std::to_string(sizes_.seqlen_q),
-                      std::to_string(sizes_.seqlen_k),
-                      std::to_string(sizes_.head_dim),
-                      args_.causal ? "true" : "false",
-                      row.kernel,
-                      name_of(row.status),
-                      row.comparison ? format("%.9g", row.comparison->max_error) : "",
-                      row.comparison ? format("%.9g", row.tolerance) : "",
-                      number(1e3 * row.naive_median),
-                      number(1e3 * row.median),
-                      number(1e3 * row.lower_quartile),
-                      number(1e3 * row.upper_quartile),
-                      std::to_string(row.seconds.size()),
-                      number(speed_up(row)),
-                      number(row.tflops),
-                      number(row.peak_share),
-                      row.reason});
-
-    if (!was_run(row)) {
-        std::printf("%-12s %s: %s\n", row.kernel.c_str(), name_of(row.status), row.reason.c_str());
-    } else {
+    add_to_csv(row);
+    if (was_run(row)) {
         const std::string error = row.comparison ? format("%.2e", row.comparison->max_error) : "-";
+        const std::string factor = row.naive_median > 0 ? digits(speed_up(row)) + "x" : "-";
+        const std::string share = row.peak_share > 0 ? format("%.1f%%", 100 * row.peak_share) : "-";
         const double spread = (row.upper_quartile - row.lower_quartile) / row.median;
-        std::printf("%-12s %-9s %9s %11s %11s %7.1f%% %8sx %9s %8s\n", row.kernel.c_str(),
+        std::printf("%-12s %-9s %9s %11s %11s %7.1f%% %9s %9s %8s\n", row.kernel.c_str(),
                     name_of(row.status), error.c_str(), digits(1e3 * row.naive_median).c_str(),
-                    digits(1e3 * row.median).c_str(), 100 * spread, digits(speed_up(row)).c_str(),
-                    digits(row.tflops).c_str(),
-                    row.peak_share > 0 ? format("%.1f%%", 100 * row.peak_share).c_str() : "-");
+                    digits(1e3 * row.median).c_str(), 100 * spread, factor.c_str(),
+                    digits(row.tflops).c_str(), share.c_str());
+    } else {
+        std::printf("%-12s %s: %s\n", row.kernel.c_str(), name_of(row.status), row.reason.c_str());
     }
     if (row.status == Status::kFailed && row.comparison) {
-        std::printf("             %s; allowed %.2g\n", row.comparison->describe().c_str(),
+        std::printf("%-12s %s; allowed %.2g\n", "", row.comparison->describe().c_str(),
                     row.tolerance);
     }
     std::fflush(stdout);
+}
+
+void Report::add_to_csv(const Row& row) {
+    const auto number = [&](double x) { return was_run(row) && x > 0 ? format("%.9g", x) : ""; };
+    const std::pair<const char*, std::string> fields[] = {
+        {"fa101", FA101_VERSION},
+        {"device", device_},
+        {"dtype", dtype_},
+        {"batch", std::to_string(sizes_.batch)},
+        {"num_heads", std::to_string(sizes_.num_heads)},
+        {"num_heads_kv", std::to_string(sizes_.num_heads_kv)},
+        {"seqlen_q", std::to_string(sizes_.seqlen_q)},
+        {"seqlen_k", std::to_string(sizes_.seqlen_k)},
+        {"head_dim", std::to_string(sizes_.head_dim)},
+        {"causal", args_.causal ? "true" : "false"},
+        {"kernel", row.kernel},
+        {"status", name_of(row.status)},
+        {"max_error", row.comparison ? format("%.9g", row.comparison->max_error) : ""},
+        {"tolerance", row.comparison ? format("%.9g", row.tolerance) : ""},
+        {"naive_ms", number(1e3 * row.naive_median)},
+        {"median_ms", number(1e3 * row.median)},
+        {"lower_quartile_ms", number(1e3 * row.lower_quartile)},
+        {"upper_quartile_ms", number(1e3 * row.upper_quartile)},
+        {"runs", std::to_string(row.seconds.size())},
+        {"speed_up", number(speed_up(row))},
+        {"tflops", number(row.tflops)},
+        {"peak_share", number(row.peak_share)},
+        {"reason", row.reason},
+    };
+    std::string head, line;
+    for (const auto& [name, value] : fields) {
+        const char* separator = head.empty() ? "" : ",";
+        head += separator + std::string(name);
+        line += separator + csv_field(value);
+    }
+    if (csv_.empty()) csv_ = head + "\n";
+    csv_ += line + "\n";
 }
 
 void Report::write_files() const {

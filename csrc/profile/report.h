@@ -30,6 +30,8 @@ class Report {
     const std::vector<Row>& rows() const { return rows_; }
 
   private:
+    void add_to_csv(const Row& row);
+
     const Arguments& args_;
     Sizes sizes_;
     std::string device_, dtype_;
