@@ -96,11 +96,12 @@ class TestRow:
             Contender("b", lambda case, q, k, v: slow(sdpa(case, q, k, v))),
         )
         assert {result["status"] for result in results.values()} == {"ok"}
-        ours, best = results["ours"], results["a"]
-        assert len(ours["times_ms"]) >= 7
+        ours = results["ours"]
+        assert len(ours["times_ms"]) >= 3
         assert ours["best_ms"] <= ours["p10_ms"] <= ours["median_ms"] <= ours["p90_ms"]
-        assert ours["vs_best_peer"] == best["median_ms"] / ours["median_ms"]
-        assert results["b"]["vs_best_peer"] < 1
+        best = min(results["a"]["median_ms"], results["b"]["median_ms"])
+        for result in results.values():
+            assert result["vs_best_peer"] == best / result["median_ms"]
         assert ours["tflops"] == pytest.approx(CASE.flops / ours["median_ms"] / 1e9)
         assert ours["share_of_ceiling"] == pytest.approx(ours["tflops"] / 0.1)
         assert 0 < ours["error"] < 1e-5
@@ -175,7 +176,8 @@ class TestRow:
         peer = Contender("slow", lambda case, q, k, v: pytest.fail("tried"))
         assert run(peer, guard=guard, case=large)["slow"]["status"] == "skipped"
 
-    def test_contenders_take_turns(self):
+    def test_contenders_take_turns(self, monkeypatch):
+        monkeypatch.setattr(runner.Guard, "repeats", lambda *_: 7)
         calls = []
 
         def prepare_as(name):
@@ -321,10 +323,11 @@ class TestCudaTimer:
         times = watch.measure(2)
         assert len(flushes) == 2  # nothing is known of the call yet
         assert min(times) > 5
-        assert 5000 < watch.host_us < 9000
+        assert watch.host_us > 5000
+        expected = 1 + min(16, int(watch.host_us / 1000))
         flushes.clear()
         watch.measure(1)
-        assert len(flushes) == 1 + int(watch.host_us / 1000)
+        assert len(flushes) == expected > 5
 
 
 @pytest.fixture
