@@ -137,6 +137,7 @@ def plot(document: Document, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "fa101"  # the same figures give the same file
     from matplotlib import pyplot
 
     groups: dict[tuple[int, str, str], list[Row]] = defaultdict(list)

@@ -1,6 +1,6 @@
-"""python -m fa101.bench.tables README.md docs/*.md: writes the measured tables into Markdown.
+"""python -m fa101.bench.tables README.md docs/*.md: writes what was measured into Markdown.
 
-A table stands between two comments, and everything between them is generated:
+A table or picture stands between two comments, and everything between them is generated:
 
     <!-- bench: VIEW FILE [FILTER ...] -->
     <!-- /bench -->
@@ -11,6 +11,7 @@ FILTER ("d128 causal"). VIEW is one of
     matrix   a line for a case, a column for a contender: ms (rate)
     masks    the same, with the rates of full / causal in one cell
     sources  what the two projects fa101 grew out of print for a shape, beside ours
+    plot     a picture, drawn into the file that the first FILTER names, relative to the page
 --check changes nothing and exits 1 where a file is not what it would become.
 """
 
@@ -113,21 +114,27 @@ def markdown(header: list[str], cells: list[list[str]], left: int = 1) -> list[s
     return [f"| {' | '.join(line)} |" for line in (header, rule, *cells)]
 
 
-def generate(ask: str, results: Path) -> str:
+def generate(ask: str, results: Path, draw_in: Path | None = None) -> str:
+    """What stands between the marks; pictures are drawn where `draw_in` says."""
     view, file, *filters = ask.split()
-    if view not in VIEWS:
-        raise ValueError(f"no view {view!r}; there are {', '.join(VIEWS)}")
+    if view not in [*VIEWS, "plot"]:
+        raise ValueError(f"no view {view!r}; there are {', '.join(VIEWS)} and plot")
     document = report.load(results / file)
+    target = filters.pop(0) if view == "plot" else ""
     rows = document["rows"]
     document["rows"] = [row for row in rows if all(text in row["label"] for text in filters)]
     if not document["rows"]:
         raise ValueError(f"{file} has no row with {' '.join(filters)}")
+    if view == "plot":
+        if draw_in:
+            report.plot(document, draw_in / target)
+        return f"![{document['suite']}: {report.caption(document)}]({target})\n"
     lines = VIEWS[view](document, results)
     return "\n".join([*lines, "", f"{report.caption(document)}.", ""])
 
 
-def update(text: str, results: Path) -> str:
-    return MARKED.sub(lambda m: m[1] + generate(m["ask"], results) + m[3], text)
+def update(text: str, results: Path, draw_in: Path | None) -> str:
+    return MARKED.sub(lambda m: m[1] + generate(m["ask"], results, draw_in) + m[3], text)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -144,8 +151,8 @@ def main(argv: list[str] | None = None) -> int:
     for path in args.files:
         before = path.read_text()
         try:
-            after = update(before, args.results)
-        except (OSError, ValueError, KeyError) as error:
+            after = update(before, args.results, None if args.check else path.parent)
+        except (OSError, ValueError, KeyError, IndexError) as error:
             parser.error(f"{path}: {error}")
         if after != before:
             stale = True

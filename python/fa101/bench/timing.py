@@ -46,6 +46,7 @@ class CudaTimer:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._scratch = torch.empty(256 * MIB, dtype=torch.int8, device=device)
+        self.flush_us = math.inf  # not known yet
         self.flush_us = 1e3 * statistics.median(self.watch(self.flush).measure(9))
 
     def watch(self, call: Call) -> CudaStopwatch:
@@ -65,9 +66,8 @@ class CudaStopwatch:
         self._call = call
 
     def measure(self, repeats: int) -> list[float]:
-        writes = 1
-        if self.host_us > 0:
-            writes += min(16, int(self.host_us / self._timer.flush_us))
+        # 30 us: the host's own part of a repeat, events and launches.
+        writes = 1 + min(16, int((self.host_us + 30) / self._timer.flush_us))
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
         host = []
         self._timer.synchronize()
