@@ -97,10 +97,12 @@ class Array {
                                   " that gives no float32, float16 or bfloat16 array through DLPack "
                                   "or the buffer protocol").c_str());
         }
-        tensor_ = {owner_.data_handle(), {owner_.device_type(), owner_.device_id()},
-                   static_cast<int32_t>(owner_.ndim()), owner_.dtype(),
-                   const_cast<int64_t*>(owner_.shape_ptr()),
-                   const_cast<int64_t*>(owner_.stride_ptr()), owner_.byte_offset()};
+        tensor_.data = const_cast<void*>(owner_.data());
+        tensor_.device = {owner_.device_type(), owner_.device_id()};
+        tensor_.ndim = static_cast<int32_t>(owner_.ndim());
+        tensor_.dtype = owner_.dtype();
+        tensor_.shape = const_cast<int64_t*>(owner_.shape_ptr());
+        tensor_.strides = const_cast<int64_t*>(owner_.stride_ptr());
     }
 
     nb::dlpack::dltensor tensor_;
