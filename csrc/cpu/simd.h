@@ -41,8 +41,8 @@ struct SimdKernels {
     void (*transpose)(const float* src, int64_t src_stride, int64_t rows, int64_t cols, float* dst,
                       int64_t dst_stride);
 
-    // S^T = K Q^T for n keys, by register tiles (K and S^T are touched up to a multiple of `rows`)
-    // or one key at a time.
+    // S^T = K Q^T for n keys, by register tiles (which touch K and S^T up to a multiple of `rows`;
+    // what is there does not matter) or one key at a time.
     using Scores = void (*)(const float* k, int64_t ld, int64_t n, int64_t head_dim,
                             const float* q_panel, int width, float* s_panel);
     Scores scores, scores_untiled;
@@ -53,7 +53,7 @@ struct SimdKernels {
     void (*softmax)(float* s_panel, int64_t n, int width, const int32_t* visible, float* row_max,
                     float* row_sum, float* alpha);
 
-    // O^T = O^T * alpha + V^T P^T for n keys, by register tiles (V and O^T are touched up to a
+    // O^T = O^T * alpha + V^T P^T for n keys, by register tiles (which touch V and O^T up to a
     // multiple of `rows` channels) or one channel at a time.
     using Accumulate = void (*)(const float* v, int64_t ld, int64_t n, int64_t head_dim_v,
                                 const float* p_panel, int width, const float* alpha,

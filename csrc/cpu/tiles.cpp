@@ -44,10 +44,8 @@ Panel Head::panel(int64_t begin, int64_t end) const {
 
 void Head::load_keys(int64_t begin, int64_t n, KeyTile& tile) const {
     const DType dtype = problem_.dtype_kv;
-    const int64_t ld = tile_stride(problem_.head_dim);
     simd_.load_rows(dtype, at(k_, begin * tensors_.k_row_stride, dtype), tensors_.k_row_stride, n,
-                    problem_.head_dim, nullptr, tile.k, ld);
-    std::fill(tile.k + n * ld, tile.k + round_up<int64_t>(n, simd_.rows) * ld, 0.0f);
+                    problem_.head_dim, nullptr, tile.k, tile_stride(problem_.head_dim));
     simd_.load_rows(dtype, at(v_, begin * tensors_.v_row_stride, dtype), tensors_.v_row_stride, n,
                     problem_.head_dim_v, nullptr, tile.v, tile_stride(problem_.head_dim_v));
     tile.begin = begin;

@@ -59,7 +59,7 @@ struct Panel {
 struct KeyTile {
     KeyTile(Arena& arena, int64_t block_n, const Problem& problem);
 
-    float* k;  // [block_n][tile_stride(head_dim)], zeros from n up to a whole register tile
+    float* k;  // [block_n][tile_stride(head_dim)], whole register tiles
     float* v;  // [block_n][tile_stride(head_dim_v)]
     float* s;  // [block_n][width]
     int64_t begin = 0, n = 0;
