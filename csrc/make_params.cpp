@@ -46,7 +46,8 @@ Axes axes_of(const TensorView& t, const char* name, Layout layout) {
                                   "; sizes must not be negative");
         }
     }
-    if (t.shape[3] > 1 && t.strides[3] != 1) {
+    const bool empty = t.shape[0] * t.shape[1] == 0 || t.shape[2] * t.shape[3] == 0;
+    if (!empty && t.shape[3] > 1 && t.strides[3] != 1) {
         throw InvalidArgument(std::string(name) + " has strides " + describe(t.strides, 4) +
                               "; the last axis (head_dim) must be contiguous, stride 1");
     }
@@ -56,7 +57,6 @@ Axes axes_of(const TensorView& t, const char* name, Layout layout) {
                               std::to_string(t.shape[s]) + "; at most " +
                               std::to_string(kMaxSeqlen) + " is supported");
     }
-    const bool empty = t.shape[0] * t.shape[1] == 0 || t.shape[2] * t.shape[3] == 0;
     if (!empty && t.data == nullptr) {
         throw InvalidArgument(std::string(name) + " has no data (a null pointer)");
     }
