@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -66,6 +67,7 @@ def _cpu(cpu: dict[str, Any]) -> dict[str, Any]:
         "name": cpu["name"],
         "simd": cpu["simd"],
         "threads": min(cpu["num_threads"], torch.get_num_threads()),
+        "load_average": os.getloadavg()[0],  # well above 0: others took part of the machine
     }
 
 
