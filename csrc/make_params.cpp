@@ -2,7 +2,7 @@
 #include <fa101/error.h>
 #include <fa101/params.h>
 
-#include "common/mask.h"
+#include "overlap.h"
 
 #include <algorithm>
 #include <cmath>
@@ -89,56 +89,12 @@ void require_like_q(const TensorView& t, const char* name, const TensorView& q) 
     }
 }
 
-// First and one past the last byte a tensor touches (strides may be negative or zero).
-struct Extent {
-    uintptr_t begin, end;
-};
-
-Extent extent_of(const TensorView& t) {
-    int64_t low = 0, high = 0;
-    for (int i = 0; i < t.ndim; ++i) {
-        if (t.shape[i] == 0) return {0, 0};
-        const int64_t reach = (t.shape[i] - 1) * t.strides[i];
-        (reach < 0 ? low : high) += reach;
-    }
-    const auto base = reinterpret_cast<intptr_t>(t.data);
-    const int64_t size = size_of(t.dtype);
-    return {static_cast<uintptr_t>(base + low * size),
-            static_cast<uintptr_t>(base + (high + 1) * size)};
-}
-
-bool overlap(const Extent& a, const Extent& b) { return a.begin < b.end && b.begin < a.end; }
-
-// Two elements of the output at one address would race. Sorted by stride, every axis must step over
-// all that the smaller axes reach.
-bool writes_collide(const TensorView& t) {
-    struct Axis {
-        int64_t stride, size;
-    };
-    Axis axes[kMaxDims];
-    int n = 0;
-    for (int i = 0; i < t.ndim; ++i) {
-        if (t.shape[i] == 0) return false;
-        if (t.shape[i] == 1) continue;
-        const int64_t stride = std::abs(t.strides[i]);
-        int at = n++;
-        for (; at > 0 && axes[at - 1].stride > stride; --at) axes[at] = axes[at - 1];
-        axes[at] = {stride, t.shape[i]};
-    }
-    int64_t reach = 0;
-    for (int i = 0; i < n; ++i) {
-        if (axes[i].stride <= reach) return true;
-        reach += (axes[i].size - 1) * axes[i].stride;
-    }
-    return false;
-}
-
 void require_output(const TensorView& t, const char* name) {
     if (t.read_only) {
         throw InvalidArgument(std::string(name) +
                               " is read-only; the result cannot be written into it");
     }
-    if (writes_collide(t)) {
+    if (shares_memory_with_itself(t)) {
         throw InvalidArgument(std::string(name) + " has shape " + describe(t.shape, t.ndim) +
                               " and strides " + describe(t.strides, t.ndim) +
                               ": several elements share one address (an expanded tensor); an "
@@ -194,13 +150,12 @@ Params make_params(const TensorView& q, const TensorView& k, const TensorView& v
     require_same("head_dim", "out", ao.dim, "v", av.dim);
     require_output(o, "out");
 
-    const Extent out_extent = extent_of(o);
     const struct {
         const char* name;
         const TensorView& view;
     } inputs[] = {{"q", q}, {"k", k}, {"v", v}};
     for (const auto& input : inputs) {
-        if (overlap(out_extent, extent_of(input.view))) {
+        if (share_memory(o, input.view)) {
             throw InvalidArgument(std::string("out overlaps ") + input.name +
                                   " in memory; kernels write while they read");
         }
@@ -229,12 +184,9 @@ Params make_params(const TensorView& q, const TensorView& k, const TensorView& v
                                   describe(expected, 3));
         }
         require_output(*lse, "lse");
-        const Extent lse_extent = extent_of(*lse);
-        if (overlap(lse_extent, out_extent)) {
-            throw InvalidArgument("lse overlaps out in memory");
-        }
+        if (share_memory(*lse, o)) throw InvalidArgument("lse overlaps out in memory");
         for (const auto& input : inputs) {
-            if (overlap(lse_extent, extent_of(input.view))) {
+            if (share_memory(*lse, input.view)) {
                 throw InvalidArgument(std::string("lse overlaps ") + input.name + " in memory");
             }
         }

@@ -2,12 +2,17 @@
 #include <fa101/error.h>
 #include <fa101/params.h>
 
+#include "overlap.h"
+
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <limits>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -207,6 +212,60 @@ TEST_CASE("outputs that cannot hold the result are refused") {  // FA-054, FA-07
     a = usual();
     a.out.data = static_cast<float*>(a.k.data) - 4;
     CHECK(message<InvalidArgument>(a).find("out overlaps") != std::string::npos);
+}
+
+TEST_CASE("arrays may interleave in one buffer") {
+    // q, k, v and out as slices of one (batch, seqlen, 4, heads, head_dim) buffer, as a packed
+    // projection gives them; then one element too close.
+    std::vector<float> buffer(2 * 5 * 4 * 2 * 8);
+    Arrays a(2, 2, 2, 5, 5, 8, 8);
+    TensorView* const slices[] = {&a.q, &a.k, &a.v, &a.out};
+    for (int i = 0; i < 4; ++i) {
+        slices[i]->data = buffer.data() + i * 16;
+        slices[i]->strides[0] = 5 * 64, slices[i]->strides[1] = 8, slices[i]->strides[2] = 64;
+    }
+    CHECK(message<InvalidArgument>(a) == "no error");
+    a.out.data = static_cast<float*>(a.out.data) - 1;
+    CHECK(message<InvalidArgument>(a) ==
+          "out overlaps v in memory; kernels write while they read");
+}
+
+TEST_CASE("sharing memory is decided exactly") {
+    // Against a list of all addresses, over strides that nest, fold and run backwards.
+    std::vector<float> buffer(512);
+    const auto addresses = [&](const TensorView& t) {
+        std::vector<int64_t> all;
+        for (int64_t i = 0; i < t.shape[0]; ++i) {
+            for (int64_t j = 0; j < t.shape[1]; ++j) {
+                all.push_back(static_cast<float*>(t.data) - buffer.data() +
+                              i * t.strides[0] + j * t.strides[1]);
+            }
+        }
+        std::sort(all.begin(), all.end());
+        return all;
+    };
+    std::mt19937 random(1);
+    const auto draw = [&](int low, int high) {
+        return std::uniform_int_distribution<int>(low, high)(random);
+    };
+    int shared = 0, folded = 0;
+    for (int repeat = 0; repeat < 20000; ++repeat) {
+        TensorView views[2];
+        for (TensorView& t : views) {
+            t.ndim = 2;
+            t.data = buffer.data() + 256 + draw(-30, 30);
+            for (int i = 0; i < 2; ++i) t.shape[i] = draw(1, 4), t.strides[i] = draw(-20, 20);
+        }
+        const std::vector<int64_t> a = addresses(views[0]), b = addresses(views[1]);
+        std::vector<int64_t> both;
+        std::set_intersection(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(both));
+        REQUIRE(share_memory(views[0], views[1]) == !both.empty());
+        const bool folds = std::adjacent_find(a.begin(), a.end()) != a.end();
+        REQUIRE(shares_memory_with_itself(views[0]) == folds);
+        shared += !both.empty(), folded += folds;
+    }
+    CHECK(shared > 1000);
+    CHECK(folded > 1000);
 }
 
 TEST_CASE("expanded and negative strides are fine for inputs") {
