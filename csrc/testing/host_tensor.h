@@ -5,6 +5,7 @@
 
 #include "testing/element.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -32,7 +33,7 @@ inline std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& shape
     int64_t stride = 1;
     for (size_t i = shape.size(); i-- > 0;) {
         strides[i] = stride;
-        stride *= shape[i];
+        stride *= std::max<int64_t>(shape[i], 1);  // as torch has it for empty axes
     }
     return strides;
 }

@@ -1,0 +1,726 @@
+// Every CUDA kernel against the float64 oracle: all shapes, strides, dtypes and masks it supports.
+//
+// Inputs are standard normal (unless a case says otherwise) and lie in NaN: what is read without
+// being there, or is there without being visible, shows. Outputs start as NaN between guards. The
+// bounds on the error are output_tolerance and lse_tolerance in testing/compare.h.
+#include <fa101/device_info.h>
+#include <fa101/error.h>
+#include <fa101/params.h>
+#include <fa101/plan.h>
+
+#include "testing/compare.h"
+#include "testing/host_tensor.h"
+#include "testing/reference.h"
+
+#include <cuda_runtime_api.h>
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <limits>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+using namespace fa101;
+using fa101::testing::Comparison;
+using fa101::testing::HostTensor;
+
+namespace {
+
+constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+// main() looks here: without a GPU the program reports "skipped", also when it runs outside ctest.
+[[maybe_unused]] const int kNeedsGpu = setenv("FA101_TEST_NEEDS_GPU", "1", /*overwrite=*/0);
+
+void cuda(cudaError_t status) {
+    if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
+}
+
+// A kernel that hangs would hang every test after it: a case that takes a minute ends the program.
+class Watchdog {
+  public:
+    void begin(std::string what) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        what_ = std::move(what);
+        since_ = std::chrono::steady_clock::now();
+        if (!thread_.joinable()) thread_ = std::thread([this] { watch(); });
+    }
+    ~Watchdog() {
+        stop_ = true;
+        if (thread_.joinable()) thread_.join();
+    }
+
+  private:
+    void watch() {
+        while (!stop_) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(100));
+            const std::lock_guard<std::mutex> lock(mutex_);
+            if (std::chrono::steady_clock::now() - since_ > std::chrono::seconds(60)) {
+                std::fprintf(stderr, "a case took more than 60 s: %s\n", what_.c_str());
+                std::_Exit(1);
+            }
+        }
+    }
+
+    std::mutex mutex_;
+    std::string what_;
+    std::chrono::steady_clock::time_point since_;
+    std::atomic<bool> stop_{false};
+    std::thread thread_;
+};
+Watchdog watchdog;
+
+// Device memory of one case, handed out in pieces, each followed by 256 bytes of 0xa5 that must
+// survive.
+class Arena {
+  public:
+    ~Arena() { cudaFree(base_); }
+
+    void* take(size_t bytes) {
+        constexpr size_t kBytes = size_t{1} << 30;
+        if (base_ == nullptr) cuda(cudaMalloc(reinterpret_cast<void**>(&base_), kBytes));
+        const size_t end = used_ + (bytes + kCanary - 1) / kCanary * kCanary;
+        if (end + kCanary > kBytes) throw std::runtime_error("the test's arena is full");
+        std::byte* const piece = base_ + used_;
+        cuda(cudaMemset(base_ + end, kCanaryByte, kCanary));
+        canaries_.push_back(end);
+        used_ = end + kCanary;
+        return piece;
+    }
+    bool is_intact() const {
+        std::vector<unsigned char> bytes(kCanary);
+        for (size_t canary : canaries_) {
+            cuda(cudaMemcpy(bytes.data(), base_ + canary, kCanary, cudaMemcpyDeviceToHost));
+            for (unsigned char byte : bytes) {
+                if (byte != kCanaryByte) return false;
+            }
+        }
+        return true;
+    }
+    size_t mark() const { return used_; }
+    void release(size_t mark) {
+        used_ = mark;
+        while (!canaries_.empty() && canaries_.back() >= mark) canaries_.pop_back();
+    }
+
+  private:
+    static constexpr size_t kCanary = 256;
+    static constexpr unsigned char kCanaryByte = 0xa5;
+    std::byte* base_ = nullptr;
+    size_t used_ = 0;
+    std::vector<size_t> canaries_;
+};
+Arena arena;
+
+// The device's copy of a host tensor, padding and guards included.
+struct Mirror {
+    explicit Mirror(HostTensor& tensor) : host(tensor), storage(arena.take(tensor.storage_bytes())) {
+        upload();
+    }
+    void upload() const {
+        cuda(cudaMemcpy(storage, host.storage(), host.storage_bytes(), cudaMemcpyHostToDevice));
+    }
+    void download() const {
+        cuda(cudaMemcpy(host.storage(), storage, host.storage_bytes(), cudaMemcpyDeviceToHost));
+    }
+    TensorView view() const {
+        TensorView v = host.view();
+        v.data = static_cast<std::byte*>(storage) +
+                 (static_cast<std::byte*>(host.data()) - host.storage());
+        v.device = {DeviceType::kCuda, 0};
+        return v;
+    }
+    HostTensor& host;
+    void* storage;
+};
+
+const DeviceInfo& gpu() {
+    static const DeviceInfo info = device_info({DeviceType::kCuda, 0});
+    return info;
+}
+
+std::vector<std::string> cuda_kernels() {
+    std::vector<std::string> names;
+    for (const KernelInfo& kernel : kernels()) {
+        if (kernel.device == DeviceType::kCuda) names.push_back(kernel.name);
+    }
+    return names;
+}
+
+// Inputs and output of one call; o is only its shape and place.
+struct Arrays {
+    HostTensor q, k, v, o;
+};
+
+struct Sizes {
+    int64_t batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v;
+};
+
+Arrays dense(DType dtype, const Sizes& s, uint64_t seed = 1) {
+    Arrays a{HostTensor(dtype, {s.batch, s.heads, s.seqlen_q, s.head_dim}),
+             HostTensor(dtype, {s.batch, s.heads_kv, s.seqlen_k, s.head_dim}),
+             HostTensor(dtype, {s.batch, s.heads_kv, s.seqlen_k, s.head_dim_v}),
+             HostTensor(dtype, {s.batch, s.heads, s.seqlen_q, s.head_dim_v})};
+    a.q.fill_normal(seed), a.k.fill_normal(seed + 1), a.v.fill_normal(seed + 2);
+    return a;
+}
+
+std::string describe(const Problem& p, const Options& options) {
+    std::string text = "(" + std::to_string(p.batch) + ", " + std::to_string(p.num_heads) + "/" +
+                       std::to_string(p.num_heads_kv) + ", " + std::to_string(p.seqlen_q) + "x" +
+                       std::to_string(p.seqlen_k) + ", " + std::to_string(p.head_dim) + "/" +
+                       std::to_string(p.head_dim_v) + ") " + name_of(p.dtype_q);
+    if (options.causal) {
+        text += options.align == Align::kTopLeft ? " causal top left" : " causal bottom right";
+    }
+    return text + " scale " + std::to_string(p.softmax_scale) +
+           (p.aligned16 ? " aligned" : " unaligned");
+}
+
+struct Result {
+    std::vector<std::byte> o;
+    std::vector<float> lse;
+    bool operator==(const Result& other) const {
+        return o == other.o && lse.size() == other.lse.size() &&
+               std::memcmp(lse.data(), other.lse.data(), lse.size() * sizeof(float)) == 0;
+    }
+};
+
+// One kernel on device arrays: poisons the outputs, runs, downloads.
+Result run_kernel(const std::string& kernel, const Params& params, const Mirror& o,
+                  const Mirror* lse) {
+    o.host.poison(), o.upload();
+    if (lse != nullptr) lse->host.poison(), lse->upload();
+    const Plan chosen = plan(params.problem, gpu(), kernel);
+    const size_t mark = arena.mark();
+    void* workspace = nullptr;
+    if (chosen.workspace_bytes > 0) {
+        workspace = arena.take(static_cast<size_t>(chosen.workspace_bytes));
+        cuda(cudaMemset(workspace, 0xff, static_cast<size_t>(chosen.workspace_bytes)));
+    }
+    run(chosen, params.problem, params.tensors, workspace, nullptr);
+    cuda(cudaDeviceSynchronize());
+    o.download();
+    CHECK_MESSAGE(arena.is_intact(), kernel, " wrote past the end of an array");
+    CHECK_MESSAGE(o.host.padding_is_intact(), kernel, " wrote outside of out");
+    Result result;
+    result.o.assign(o.host.storage(), o.host.storage() + o.host.storage_bytes());
+    if (lse != nullptr) {
+        lse->download();
+        CHECK_MESSAGE(lse->host.padding_is_intact(), kernel, " wrote outside of lse");
+        const float* values = static_cast<const float*>(lse->host.data());
+        result.lse.assign(values, values + lse->host.numel());
+    }
+    arena.release(mark);
+    return result;
+}
+
+// Runs every kernel that supports the call, `repeats` times, and compares with the oracle. The
+// tolerances are for logits around 1; an error of float32 in a larger one is that much larger.
+void check(Arrays a, const Options& options = {}, int repeats = 1, double largest_logit = 1) {
+    const size_t mark = arena.mark();
+    const std::vector<int64_t>& shape = a.q.shape();
+    const bool bhsd = options.layout == Layout::kBHSD;
+    HostTensor lse(DType::kFloat32, {shape[0], shape[bhsd ? 1 : 2], shape[bhsd ? 2 : 1]});
+    const Mirror q(a.q), k(a.k), v(a.v), o(a.o), lse_mirror(lse);
+    const TensorView lse_view = lse_mirror.view();
+    const Params params = make_params(q.view(), k.view(), v.view(), o.view(), &lse_view, options);
+    const Problem& p = params.problem;
+    const std::string what = describe(p, options);
+    watchdog.begin(what);
+
+    Tensors host = params.tensors;
+    host.q_ptr = a.q.data(), host.k_ptr = a.k.data(), host.v_ptr = a.v.data();
+    const int64_t rows = p.batch * p.num_heads * p.seqlen_q;
+    std::vector<double> o_expected(rows * p.head_dim_v), lse_expected(rows);
+    testing::reference_attention(p, host, o_expected.data(), lse_expected.data(),
+                                 static_cast<int>(std::thread::hardware_concurrency()));
+
+    const testing::Shape4 o_shape = {p.batch, p.num_heads, p.seqlen_q, p.head_dim_v};
+    const testing::Shape4 o_strides = {host.o_batch_stride, host.o_head_stride, host.o_row_stride,
+                                       1};
+    const testing::Shape4 lse_shape = {p.batch, p.num_heads, p.seqlen_q, 1};
+    const testing::Shape4 lse_strides = {p.num_heads * p.seqlen_q, p.seqlen_q, 1, 1};
+    int num_kernels = 0;
+    for (const std::string& kernel : cuda_kernels()) {
+        if (!supports(kernel, p, gpu()).empty()) continue;
+        ++num_kernels;
+        const Result first = run_kernel(kernel, params, o, &lse_mirror);
+        const Comparison in_o =
+            testing::compare(a.o.data(), p.dtype_o, o_shape, o_strides, o_expected.data());
+        CHECK_MESSAGE(
+            in_o.passed(largest_logit * testing::output_tolerance(p, in_o.max_expected)), kernel,
+            " ", what, ": out: ", in_o.describe());
+        const Comparison in_lse = testing::compare(lse.data(), DType::kFloat32, lse_shape,
+                                                   lse_strides, lse_expected.data());
+        CHECK_MESSAGE(in_lse.passed(testing::lse_tolerance(p, in_lse.max_expected)), kernel, " ",
+                      what, ": lse: ", in_lse.describe());
+        for (int i = 1; i < repeats; ++i) {
+            CHECK_MESSAGE(run_kernel(kernel, params, o, &lse_mirror) == first, kernel, " ", what,
+                          ": run ", i, " gave other bits");
+        }
+    }
+    CHECK_MESSAGE(num_kernels > 0, "no kernel takes ", what);
+    arena.release(mark);
+}
+
+Options causal(Align align = Align::kTopLeft) {
+    Options options;
+    options.causal = true;
+    options.align = align;
+    return options;
+}
+const Options kNoMask, kTopLeft = causal(), kBottomRight = causal(Align::kBottomRight);
+
+}  // namespace
+
+TEST_CASE("any sequence lengths") {  // FA-016, FA-017, FA-023, FA-035
+    const int64_t lengths[] = {0,  1,  2,   15,  16,  17,  31,  33,  63,
+                               64, 65, 127, 128, 129, 192, 257, 1025};
+    for (int64_t seqlen_q : lengths) {
+        for (int64_t seqlen_k : lengths) {
+            const Sizes sizes{1, 2, 1, seqlen_q, seqlen_k, 40, 40};
+            for (DType dtype : kDTypes) check(dense(dtype, sizes), kNoMask);
+            check(dense(DType::kFloat32, sizes), kTopLeft);
+            check(dense(DType::kFloat32, sizes), kBottomRight);
+            check(dense(DType::kBFloat16, sizes), kTopLeft);
+            check(dense(DType::kFloat16, sizes), kBottomRight);
+        }
+    }
+}
+
+TEST_CASE("any head dimensions, the same bits every time") {  // FA-014, FA-052
+    const std::pair<int64_t, int64_t> dims[] = {
+        {1, 1},     {2, 2},     {3, 3},     {7, 7},     {8, 8},      {16, 16},   {24, 24},
+        {32, 32},   {33, 33},   {40, 40},   {63, 63},   {64, 64},    {65, 65},   {72, 72},
+        {80, 80},   {96, 96},   {112, 112}, {127, 127}, {128, 128},  {129, 129}, {160, 160},
+        {192, 192}, {200, 200}, {224, 224}, {256, 256}, {257, 257},  {320, 320}, {512, 512},
+        {1024, 1024}, {8, 16},  {16, 8},    {64, 128},  {128, 64},   {192, 128}, {128, 1},
+        {3, 5},     {256, 40},  {33, 250}};
+    for (auto [head_dim, head_dim_v] : dims) {
+        for (DType dtype : kDTypes) {
+            check(dense(dtype, {2, 2, 2, 130, 130, head_dim, head_dim_v}), kNoMask, 4);
+            check(dense(dtype, {1, 2, 1, 67, 130, head_dim, head_dim_v}), kBottomRight, 2);
+        }
+    }
+}
+
+TEST_CASE("long rows and many tiles, the same bits every time") {
+    for (int64_t head_dim : {64, 128, 256}) {
+        for (DType dtype : kDTypes) {
+            check(dense(dtype, {1, 2, 1, 513, 1500, head_dim, head_dim}), kBottomRight, 4);
+            check(dense(dtype, {1, 2, 1, 700, 700, head_dim, head_dim}), kNoMask, 4);
+        }
+    }
+}
+
+TEST_CASE("a head_dim beyond a kernel's reach is refused by name and value") {
+    Arrays a = dense(DType::kFloat32, {1, 1, 1, 4, 4, 257, 257});
+    TensorView q = a.q.view(), k = a.k.view(), v = a.v.view(), o = a.o.view();
+    for (TensorView* view : {&q, &k, &v, &o}) view->device = {DeviceType::kCuda, 0};
+    const Problem p = make_params(q, k, v, o, nullptr, {}).problem;
+    for (const char* kernel : {"fa1", "fa2"}) {
+        const std::string reason = supports(kernel, p, gpu());
+        CHECK(reason.find("head_dim is 257") != std::string::npos);
+        CHECK(reason.find("256") != std::string::npos);
+        CHECK_THROWS_AS(plan(p, gpu(), kernel), InvalidArgument);
+    }
+}
+
+TEST_CASE("nothing to do is nothing done") {  // FA-016
+    for (const Sizes& sizes : {Sizes{0, 2, 2, 5, 7, 16, 16}, Sizes{2, 0, 0, 5, 7, 16, 16},
+                               Sizes{2, 2, 2, 0, 7, 16, 16}, Sizes{0, 0, 0, 0, 0, 16, 16}}) {
+        check(dense(DType::kFloat32, sizes));
+        check(dense(DType::kFloat16, sizes), kTopLeft);
+    }
+}
+
+TEST_CASE("rows that see no key: O = 0, lse = -inf") {  // FA-017
+    Arrays a = dense(DType::kFloat32, {1, 1, 1, 5, 2, 8, 8});
+    a.q.fill([](int64_t) { return 0; });
+    a.v.fill([](int64_t i) { return 1 + i / 8; });
+    check(a, kBottomRight);
+    for (auto [seqlen_q, seqlen_k] : {std::pair<int64_t, int64_t>{2048, 1024}, {130, 2}, {64, 1}}) {
+        check(dense(DType::kFloat32, {1, 1, 1, seqlen_q, seqlen_k, 64, 64}), kBottomRight);
+    }
+}
+
+TEST_CASE("layouts: bshd, padding, any stride, any alignment") {  // FA-012
+    const int64_t batch = 2, heads = 3, rows = 70, dim = 48;
+    using Strides = std::vector<int64_t>;
+    const Strides all_strides[] = {
+        {heads * rows * dim, rows * dim, dim, 1},              // dense
+        {rows * heads * dim, dim, heads * dim, 1},             // bshd memory
+        {heads * rows * 64, rows * 64, 64, 1},                 // padded, still aligned
+        {heads * rows * 51 + 5, rows * 51 + 1, 51, 1},         // padded, unaligned
+        {rows * dim, batch * rows * dim, dim, 1},              // heads outermost
+        {-heads * rows * dim, -rows * dim, -dim, 1},           // reversed
+        {heads * rows * dim, -rows * dim - 3, dim, 1},         // one axis reversed, unaligned
+    };
+    const Strides expanded[] = {{0, rows * dim, dim, 1},       // over the batch
+                                {heads * rows * dim, 0, dim, 1},
+                                {0, 0, dim, 1},
+                                {0, 0, 0, 1}};                 // every row the same
+    const std::vector<int64_t> shape = {batch, heads, rows, dim};
+    const auto fill = [](Arrays& a) { a.q.fill_normal(1), a.k.fill_normal(2), a.v.fill_normal(3); };
+    for (DType dtype : kDTypes) {
+        for (const Strides& s : all_strides) {
+            Arrays a{{dtype, shape, s}, {dtype, shape, s}, {dtype, shape, s}, {dtype, shape, s}};
+            fill(a);
+            check(a, kNoMask);
+            check(a, kTopLeft);
+        }
+        for (const Strides& s : expanded) {
+            Arrays a{{dtype, shape, s}, {dtype, shape, s}, {dtype, shape, s}, {dtype, shape}};
+            fill(a);
+            check(a);
+        }
+        for (int64_t offset : {1, 2, 3, 4}) {
+            for (int which = 0; which < 4; ++which) {  // one array off by a few elements
+                const auto make = [&](int i) {
+                    return HostTensor(dtype, shape, all_strides[0], i == which ? offset : 0);
+                };
+                Arrays a{make(0), make(1), make(2), make(3)};
+                fill(a);
+                check(a, kTopLeft);
+            }
+        }
+        Arrays a{HostTensor(dtype, {batch, rows, heads, dim}),
+                 HostTensor(dtype, {batch, 33, heads, dim}),
+                 HostTensor(dtype, {batch, 33, heads, dim}),
+                 HostTensor(dtype, {batch, rows, heads, dim})};
+        fill(a);
+        Options options = kBottomRight;
+        options.layout = Layout::kBSHD;
+        check(a, options);
+    }
+}
+
+TEST_CASE("query heads share key and value heads") {  // FA-041, FA-077
+    for (auto [heads, heads_kv] : {std::pair<int64_t, int64_t>{4, 2}, {6, 2}, {8, 1}, {12, 4},
+                                   {16, 2}}) {
+        for (DType dtype : kDTypes) {
+            check(dense(dtype, {2, heads, heads_kv, 65, 130, 64, 64}), kBottomRight);
+        }
+        Arrays a = dense(DType::kFloat32, {1, heads, heads_kv, 3, 5, 8, 8});
+        a.k.fill([](int64_t) { return 0; });
+        a.v.fill([](int64_t i) { return i / (5 * 8); });  // head h of v holds h
+        check(a);
+    }
+}
+
+TEST_CASE("softmax_scale: zero, negative, tiny") {
+    for (float scale : {0.0f, -0.125f, -1.0f, 1.0f, 1e-30f, 1e-41f}) {
+        for (DType dtype : kDTypes) {
+            Options options = kTopLeft;
+            options.softmax_scale = scale;
+            check(dense(dtype, {1, 2, 2, 100, 150, 64, 64}), options);
+        }
+    }
+    // Large and tiny cancel: the scale meets the product, not one factor.
+    Arrays a = dense(DType::kFloat32, {1, 1, 1, 20, 30, 16, 16});
+    a.q.fill([](int64_t i) { return 1e20f * testing::normal_value(1, i); });
+    a.k.fill([](int64_t i) { return 1e15f * testing::normal_value(2, i); });
+    Options options;
+    options.softmax_scale = 2.5e-36f;
+    check(a, options);
+}
+
+TEST_CASE("logits far from zero") {
+    for (float mean : {-40.0f, 40.0f}) {
+        Arrays a = dense(DType::kFloat32, {1, 2, 2, 70, 200, 64, 64});
+        a.q.fill([](int64_t) { return 1; });
+        a.k.fill([=](int64_t i) { return (mean + testing::normal_value(2, i)) / 8; });
+        check(a, kBottomRight, 1, std::fabs(mean));
+    }
+}
+
+TEST_CASE("NaN and inf reach exactly the rows that see them") {  // FA-009, FA-050
+    const Sizes sizes{1, 2, 2, 70, 90, 40, 40};
+    for (const Options& options : {kNoMask, kTopLeft, kBottomRight}) {
+        for (DType dtype : kDTypes) {
+            const auto with = [&](auto change) {
+                Arrays a = dense(dtype, sizes);
+                change(a);
+                check(a, options);
+            };
+            for (float bad : {kNaN, kInf, -kInf}) {
+                with([=](Arrays& a) { a.q.set({0, 1, 3, 5}, bad); });
+                for (int64_t key : {0, 30, 67, 89}) {
+                    with([=](Arrays& a) { a.k.set({0, 0, key, 7}, bad); });
+                    with([=](Arrays& a) { a.v.set({0, 1, key, 9}, bad); });
+                }
+            }
+            // One logit of -inf for every query, then of +inf; then nothing but -inf.
+            for (float bad : {-kInf, kInf}) {
+                with([=](Arrays& a) {
+                    for (int64_t i = 0; i < 70; ++i) a.q.set({0, 0, i, 0}, 1);
+                    a.k.set({0, 0, 20, 0}, bad);
+                });
+            }
+            with([=](Arrays& a) {
+                for (int64_t i = 0; i < 70; ++i) a.q.set({0, 0, i, 0}, 1);
+                for (int64_t j = 0; j < 90; ++j) a.k.set({0, 0, j, 0}, -kInf);
+            });
+            // A prefix longer than any block of keys: -inf first, finite later.
+            with([=](Arrays& a) {
+                for (int64_t i = 0; i < 70; ++i) a.q.set({0, 0, i, 0}, 1);
+                for (int64_t j = 0; j < 66; ++j) a.k.set({0, 0, j, 0}, -kInf);
+            });
+        }
+    }
+    Arrays a = dense(DType::kFloat32, {1, 1, 1, 40, 700, 64, 64});
+    for (int64_t i = 0; i < 40; ++i) a.q.set({0, 0, i, 0}, 1);
+    for (int64_t j = 0; j < 600; ++j) a.k.set({0, 0, j, 0}, -kInf);
+    check(a);
+    // Every key past the diagonal is NaN: the rows before it must not notice.
+    for (int64_t dim : {64, 128, 256}) {
+        Arrays b = dense(DType::kFloat32, {1, 1, 1, 300, 300, dim, dim});
+        for (int64_t j = 150; j < 300; ++j) {
+            for (int64_t d = 0; d < dim; ++d) b.k.set({0, 0, j, d}, kNaN), b.v.set({0, 0, j, d}, kNaN);
+        }
+        check(b, kTopLeft);
+    }
+}
+
+TEST_CASE("without an lse the output is the same") {
+    for (DType dtype : kDTypes) {
+        Arrays a = dense(dtype, {1, 2, 2, 100, 100, 64, 64});
+        const size_t mark = arena.mark();
+        HostTensor lse(DType::kFloat32, {1, 2, 100});
+        const Mirror q(a.q), k(a.k), v(a.v), o(a.o), lse_mirror(lse);
+        const TensorView lse_view = lse_mirror.view();
+        const Params with = make_params(q.view(), k.view(), v.view(), o.view(), &lse_view, {});
+        const Params without = make_params(q.view(), k.view(), v.view(), o.view(), nullptr, {});
+        for (const std::string& kernel : cuda_kernels()) {
+            if (!supports(kernel, with.problem, gpu()).empty()) continue;
+            CHECK_MESSAGE(run_kernel(kernel, with, o, &lse_mirror).o ==
+                              run_kernel(kernel, without, o, nullptr).o,
+                          kernel);
+        }
+        arena.release(mark);
+    }
+}
+
+TEST_CASE("more heads than a y or z axis of a grid can hold") {  // FA-007
+    check(dense(DType::kFloat16, {70000, 1, 1, 1, 2, 8, 8}));
+    check(dense(DType::kFloat32, {3, 30000, 30000, 2, 1, 4, 4}), kTopLeft);
+}
+
+TEST_CASE("strides beyond 2^31") {  // FA-007, FA-026
+    // Two batches more than 2^31 elements apart: q, k and v in one buffer, which holds little else,
+    // and o in another.
+    constexpr int64_t kStride = (int64_t{1} << 31) + 8;
+    constexpr size_t kBytes = (static_cast<size_t>(kStride) + (1 << 20)) * 2;
+    size_t free_bytes = 0, total_bytes = 0;
+    cuda(cudaMemGetInfo(&free_bytes, &total_bytes));
+    if (free_bytes < 2 * kBytes + (size_t{1} << 30)) {
+        MESSAGE("not tested: needs 10 GB of free GPU memory");
+        return;
+    }
+    std::byte *inputs = nullptr, *output = nullptr;
+    cuda(cudaMalloc(reinterpret_cast<void**>(&inputs), kBytes));
+    cuda(cudaMalloc(reinterpret_cast<void**>(&output), kBytes));
+    const int64_t rows = 70, dim = 64, size = rows * dim;
+    Arrays a = dense(DType::kFloat16, {2, 1, 1, rows, rows, dim, dim});
+    watchdog.begin("strides beyond 2^31");
+    const auto place = [&](HostTensor& host, std::byte* data) {
+        TensorView view = host.view();
+        view.data = data;
+        view.device = {DeviceType::kCuda, 0};
+        view.strides[0] = kStride;
+        return view;
+    };
+    const TensorView q = place(a.q, inputs), k = place(a.k, inputs + 2 * size);
+    const TensorView v = place(a.v, inputs + 4 * size), o = place(a.o, output);
+    const auto copy = [&](const TensorView& view, HostTensor& host, bool to_device) {
+        for (int64_t b = 0; b < 2; ++b) {
+            auto* const device = static_cast<std::byte*>(view.data) + b * kStride * 2;
+            auto* const local = static_cast<std::byte*>(host.data()) + b * size * 2;
+            cuda(to_device ? cudaMemcpy(device, local, size * 2, cudaMemcpyHostToDevice)
+                           : cudaMemcpy(local, device, size * 2, cudaMemcpyDeviceToHost));
+        }
+    };
+    copy(q, a.q, true), copy(k, a.k, true), copy(v, a.v, true);
+
+    const Params params = make_params(q, k, v, o, nullptr, kTopLeft);
+    Tensors host = params.tensors;
+    host.q_ptr = a.q.data(), host.k_ptr = a.k.data(), host.v_ptr = a.v.data();
+    host.q_batch_stride = host.k_batch_stride = host.v_batch_stride = size;
+    std::vector<double> expected(2 * size);
+    testing::reference_attention(params.problem, host, expected.data(), nullptr, 1);
+    for (const std::string& kernel : cuda_kernels()) {
+        a.o.poison();
+        copy(o, a.o, true);
+        const Plan chosen = plan(params.problem, gpu(), kernel);
+        const size_t mark = arena.mark();
+        run(chosen, params.problem, params.tensors,
+            arena.take(static_cast<size_t>(chosen.workspace_bytes)), nullptr);
+        cuda(cudaDeviceSynchronize());
+        copy(o, a.o, false);
+        arena.release(mark);
+        const Comparison in_o = testing::compare(a.o.data(), DType::kFloat16, {2, 1, rows, dim},
+                                                 {size, size, dim, 1}, expected.data());
+        CHECK_MESSAGE(in_o.passed(testing::output_tolerance(params.problem, in_o.max_expected)),
+                      kernel, ": ", in_o.describe());
+    }
+    cuda(cudaFree(inputs));
+    cuda(cudaFree(output));
+}
+
+namespace {
+
+// What the stream, graph and thread tests share: a problem on the device and its right answer.
+struct Prepared {
+    Prepared(DType dtype, const Sizes& sizes, const Options& options)
+        : a(dense(dtype, sizes)), q(a.q), k(a.k), v(a.v), o(a.o),
+          params(make_params(q.view(), k.view(), v.view(), o.view(), nullptr, options)) {}
+    Arrays a;
+    Mirror q, k, v, o;
+    Params params;
+};
+
+}  // namespace
+
+TEST_CASE("the stream given is the stream used, and nobody waits") {  // FA-006
+    cudaStream_t stream = nullptr;
+    cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    for (const std::string& kernel : cuda_kernels()) {
+        const size_t mark = arena.mark();
+        Prepared work(DType::kFloat16, {1, 2, 2, 200, 200, 64, 64}, kTopLeft);
+        watchdog.begin("stream test of " + kernel);
+        const Result expected = run_kernel(kernel, work.params, work.o, nullptr);
+        const Plan chosen = plan(work.params.problem, gpu(), kernel);
+        void* const workspace = arena.take(static_cast<size_t>(chosen.workspace_bytes));
+        work.a.o.poison(), work.o.upload();
+        cuda(cudaMemset(work.k.storage, 0xff, work.a.k.storage_bytes()));
+        cuda(cudaDeviceSynchronize());
+
+        // K arrives late on the stream: a kernel elsewhere would see NaN.
+        std::atomic<bool> slept{false};
+        cuda(cudaLaunchHostFunc(
+            stream,
+            [](void* flag) {
+                std::this_thread::sleep_for(std::chrono::milliseconds(50));
+                *static_cast<std::atomic<bool>*>(flag) = true;
+            },
+            &slept));
+        cuda(cudaMemcpyAsync(work.k.storage, work.a.k.storage(), work.a.k.storage_bytes(),
+                             cudaMemcpyHostToDevice, stream));
+        run(chosen, work.params.problem, work.params.tensors, workspace, stream);
+        cuda(cudaStreamSynchronize(stream));
+        CHECK(slept);
+        work.o.download();
+        CHECK_MESSAGE(std::memcmp(work.a.o.storage(), expected.o.data(), expected.o.size()) == 0,
+                      kernel);
+
+        // And with nothing to copy the call comes back while the stream still sleeps.
+        slept = false;
+        cuda(cudaLaunchHostFunc(
+            stream,
+            [](void* flag) {
+                std::this_thread::sleep_for(std::chrono::milliseconds(200));
+                *static_cast<std::atomic<bool>*>(flag) = true;
+            },
+            &slept));
+        run(chosen, work.params.problem, work.params.tensors, workspace, stream);
+        CHECK_MESSAGE(!slept, kernel, " waited for the stream");
+        cuda(cudaStreamSynchronize(stream));
+        arena.release(mark);
+    }
+    cuda(cudaStreamDestroy(stream));
+}
+
+TEST_CASE("a captured graph follows new inputs") {  // FA-028
+    cudaStream_t stream = nullptr;
+    cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    for (const std::string& kernel : cuda_kernels()) {
+        const size_t mark = arena.mark();
+        Prepared work(DType::kFloat16, {1, 2, 2, 130, 200, 128, 128}, kBottomRight);
+        watchdog.begin("graph test of " + kernel);
+        const Plan chosen = plan(work.params.problem, gpu(), kernel);
+        void* const workspace = arena.take(static_cast<size_t>(chosen.workspace_bytes));
+        cudaGraph_t graph = nullptr;
+        cudaGraphExec_t executable = nullptr;
+        cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+        run(chosen, work.params.problem, work.params.tensors, workspace, stream);
+        cuda(cudaStreamEndCapture(stream, &graph));
+        cuda(cudaGraphInstantiate(&executable, graph, 0));
+        for (uint64_t seed = 10; seed < 13; ++seed) {
+            work.a.q.fill_normal(seed), work.q.upload();
+            work.a.v.fill_normal(seed + 100), work.v.upload();
+            const Result expected = run_kernel(kernel, work.params, work.o, nullptr);
+            work.a.o.poison(), work.o.upload();
+            cuda(cudaDeviceSynchronize());
+            cuda(cudaGraphLaunch(executable, stream));
+            cuda(cudaStreamSynchronize(stream));
+            work.o.download();
+            CHECK_MESSAGE(
+                std::memcmp(work.a.o.storage(), expected.o.data(), expected.o.size()) == 0, kernel);
+        }
+        cuda(cudaGraphExecDestroy(executable));
+        cuda(cudaGraphDestroy(graph));
+        arena.release(mark);
+    }
+    cuda(cudaStreamDestroy(stream));
+}
+
+TEST_CASE("threads with kernels of different sizes at once") {  // FA-043, FA-048
+    const size_t mark = arena.mark();
+    watchdog.begin("thread test");
+    struct Job {
+        Job(const std::string& kernel, int64_t head_dim)
+            : work(DType::kFloat16, {1, 2, 2, 150, 150, head_dim, head_dim}, kTopLeft),
+              chosen(plan(work.params.problem, gpu(), kernel)),
+              workspace(arena.take(static_cast<size_t>(chosen.workspace_bytes))),
+              expected(run_kernel(kernel, work.params, work.o, nullptr)) {
+            cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        }
+        Prepared work;
+        Plan chosen;
+        void* workspace;
+        Result expected;
+        cudaStream_t stream = nullptr;
+    };
+    std::deque<Job> jobs;
+    for (const std::string& kernel : cuda_kernels()) {
+        for (int64_t head_dim : {64, 256}) jobs.emplace_back(kernel, head_dim);
+    }
+    std::atomic<int> errors{0};
+    std::vector<std::thread> threads;
+    for (Job& job : jobs) {
+        threads.emplace_back([&job, &errors] {
+            try {
+                for (int repeat = 0; repeat < 50; ++repeat) {
+                    run(job.chosen, job.work.params.problem, job.work.params.tensors, job.workspace,
+                        job.stream);
+                }
+                cuda(cudaStreamSynchronize(job.stream));
+            } catch (const std::exception&) {
+                ++errors;
+            }
+        });
+    }
+    for (std::thread& thread : threads) thread.join();
+    CHECK(errors == 0);
+    for (Job& job : jobs) {
+        job.work.o.download();
+        CHECK_MESSAGE(std::memcmp(job.work.a.o.storage(), job.expected.o.data(),
+                                  job.expected.o.size()) == 0,
+                      job.chosen.kernel);
+        cuda(cudaStreamDestroy(job.stream));
+    }
+    arena.release(mark);
+}
