@@ -57,7 +57,7 @@ struct HeadState {
 
 int64_t workspace(const Tile& tile, const Problem& problem) {
     Arena arena;
-    for (int worker = 0; worker < tile.num_warps; ++worker) HeadState(arena, tile, problem);
+    arena.make<HeadState>(tile.num_warps, tile, problem);
     return arena.bytes();
 }
 
@@ -117,10 +117,7 @@ void run_cpu_fa1(const SimdKernels& simd, const Plan& plan, const Problem& probl
                  const Tensors& tensors, void* workspace) {
     const Tile& tile = plan.tile;
     Arena arena(workspace);
-    std::vector<HeadState> states;
-    for (int worker = 0; worker < tile.num_warps; ++worker) {
-        states.emplace_back(arena, tile, problem);
-    }
+    std::vector<HeadState> states = arena.make<HeadState>(tile.num_warps, tile, problem);
     const int64_t num_tasks = problem.batch * problem.num_heads;
     parallel_for(num_tasks, useful_threads(problem, num_tasks, tile.num_warps),
                  [&](int64_t task, int worker) {
@@ -129,7 +126,7 @@ void run_cpu_fa1(const SimdKernels& simd, const Plan& plan, const Problem& probl
                  });
 }
 
-const KernelFamily kCpuFa1Family = {
+constexpr KernelFamily kCpuFa1Family = {
     "cpu_fa1",
     DeviceType::kCpu,
     "FlashAttention-1 on a CPU: tiles and online softmax, keys outer, O rescaled in memory",

@@ -7,9 +7,9 @@
 //         O = O^T / l                                          once
 //
 // Traffic. A block of M queries reads every K and V once: Sq / M * Sk * (D + Dv) elements from L3
-// or memory, and Q and O once each; S never leaves L1. With M = 256, one element that comes in
-// meets 512 FMAs, hundreds of cycles of a vector unit: memory is no longer the limit, and the inner
-// loops run at the speed of the FMA units. cpu_fa1 moves O (and Q) once per tile of keys instead,
+// or memory, and Q and O once each; S never leaves L1. With M = 256 an element that comes in meets
+// 256 FMAs, 16 cycles of an AVX-512 unit: memory is no longer the limit, and the inner loops run at
+// the speed of the FMA units. cpu_fa1 moves O (and Q) once per tile of keys instead,
 // and has only batch * heads tasks for its threads.
 //
 // Next rung: none on a CPU. The register tile (simd_kernels.cpp) is within some percent of the FMA
@@ -63,7 +63,7 @@ struct Block {
 
 int64_t workspace(const Tile& tile, const Problem& problem) {
     Arena arena;
-    for (int worker = 0; worker < tile.num_warps; ++worker) Block(arena, tile, problem);
+    arena.make<Block>(tile.num_warps, tile, problem);
     return arena.bytes();
 }
 
@@ -109,10 +109,7 @@ void run_cpu_fa2(const SimdKernels& simd, const Plan& plan, const Problem& probl
                  const Tensors& tensors, void* workspace) {
     const Tile& tile = plan.tile;
     Arena arena(workspace);
-    std::vector<Block> blocks;
-    for (int worker = 0; worker < tile.num_warps; ++worker) {
-        blocks.emplace_back(arena, tile, problem);
-    }
+    std::vector<Block> blocks = arena.make<Block>(tile.num_warps, tile, problem);
     const int64_t m_blocks = ceil_div<int64_t>(problem.seqlen_q, tile.block_m);
     const int64_t num_tasks = problem.batch * problem.num_heads * m_blocks;
     parallel_for(num_tasks, useful_threads(problem, num_tasks, tile.num_warps),
@@ -124,7 +121,7 @@ void run_cpu_fa2(const SimdKernels& simd, const Plan& plan, const Problem& probl
                  });
 }
 
-const KernelFamily kCpuFa2Family = {
+constexpr KernelFamily kCpuFa2Family = {
     "cpu_fa2",
     DeviceType::kCpu,
     "FlashAttention-2 on a CPU: queries outer, tiles in L1 and L2, a register-blocked inner loop",

@@ -9,7 +9,7 @@
 // (D 128). And nothing is used twice while it is near: a vector of Q that was loaded meets one key,
 // a vector of P one channel, so every FMA waits for a load, and each few queries walk through all
 // of K and V again. On a CPU with large caches the second costs more than the first: half of the
-// FMA peak is lost to it, and some 15 % to the trips of S.
+// FMA peak is lost to it, and a tenth or more to the trips of S.
 //
 // Next rung, cpu_fa1: tiles, in the registers as well as in L1 and L2.
 #include "cpu/cpu_families.h"
@@ -51,12 +51,12 @@ struct HeadMatrices {
     float *row_max, *row_sum;  // [lanes]
 };
 
-// Heads whose matrices are in memory at a time: enough to fill 256 MB, so that short sequences do
+// Heads whose matrices are in memory at a time: enough to fill 64 MB, so that short sequences do
 // not start threads for every single head.
 int64_t heads_at_once(const Problem& problem) {
     Arena one_head;
     HeadMatrices(one_head, problem);
-    return std::clamp<int64_t>((int64_t{256} << 20) / one_head.bytes(), 1,
+    return std::clamp<int64_t>((int64_t{64} << 20) / one_head.bytes(), 1,
                                problem.batch * problem.num_heads);
 }
 
@@ -73,8 +73,8 @@ struct Buffers {
 
 int64_t workspace(const Tile& tile, const Problem& problem) {
     Arena arena;
-    for (int64_t i = 0; i < heads_at_once(problem); ++i) HeadMatrices(arena, problem);
-    for (int worker = 0; worker < tile.num_warps; ++worker) Buffers(arena, problem);
+    arena.make<HeadMatrices>(heads_at_once(problem), problem);
+    arena.make<Buffers>(tile.num_warps, problem);
     return arena.bytes();
 }
 
@@ -85,10 +85,8 @@ void run_cpu_naive(const SimdKernels& simd, const Plan& plan, const Problem& pro
     const int64_t seqlen_q = problem.seqlen_q, seqlen_k = problem.seqlen_k;
     const int num_threads = plan.tile.num_warps;
     Arena arena(workspace);
-    std::vector<HeadMatrices> matrices;
-    for (int64_t i = 0; i < heads_at_once(problem); ++i) matrices.emplace_back(arena, problem);
-    std::vector<Buffers> buffers;
-    for (int worker = 0; worker < num_threads; ++worker) buffers.emplace_back(arena, problem);
+    std::vector<HeadMatrices> matrices = arena.make<HeadMatrices>(heads_at_once(problem), problem);
+    std::vector<Buffers> buffers = arena.make<Buffers>(num_threads, problem);
 
     const int64_t num_heads = problem.batch * problem.num_heads;
     const int64_t group = static_cast<int64_t>(matrices.size());
@@ -162,7 +160,7 @@ void run_cpu_naive(const SimdKernels& simd, const Plan& plan, const Problem& pro
     }
 }
 
-const KernelFamily kCpuNaiveFamily = {
+constexpr KernelFamily kCpuNaiveFamily = {
     "cpu_naive",
     DeviceType::kCpu,
     "the textbook on a CPU: three passes, the S x S matrix in memory",

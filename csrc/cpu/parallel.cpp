@@ -28,12 +28,16 @@ void parallel_for(int64_t num_tasks, int num_threads,
     };
 
     std::vector<std::thread> threads;
-    try {
-        for (int worker = 1; worker < std::min<int64_t>(num_threads, num_tasks); ++worker) {
+    const auto start_worker = [&](int worker) {
+        try {
             threads.emplace_back(work, worker);
+            return true;
+        } catch (const std::system_error&) {
+            return false;  // the system gives no more: those that run, and this one, do it all
         }
-    } catch (const std::system_error&) {
-        // The system gives no more threads: those that run, and this one, do it all.
+    };
+    const int64_t wanted = std::min<int64_t>(num_threads, num_tasks);
+    for (int worker = 1; worker < wanted && start_worker(worker); ++worker) {
     }
     work(0);
     for (std::thread& thread : threads) thread.join();

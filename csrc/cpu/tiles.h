@@ -9,6 +9,7 @@
 #include "cpu/simd.h"
 
 #include <cstdint>
+#include <vector>
 
 namespace fa101 {
 
@@ -28,24 +29,32 @@ constexpr int64_t panel_floats(int64_t lanes, int64_t cols) {
     return lanes * round_up<int64_t>(cols, kMaxRows);
 }
 
-// Hands out aligned pieces of the workspace. Started from null it only counts: a family's workspace
-// size is the sum of its pieces, so the two cannot disagree.
+// Hands out pieces of the workspace, 64-byte aligned like its start. Without one it only counts: a
+// family's workspace size is the sum of its pieces, so the two cannot disagree.
 class Arena {
   public:
-    explicit Arena(void* base = nullptr) : next_(reinterpret_cast<uintptr_t>(base)) {}
+    explicit Arena(void* base = nullptr) : base_(static_cast<char*>(base)) {}
 
     float* floats(int64_t count) {
-        next_ = round_up<uintptr_t>(next_, 64);
-        float* piece = reinterpret_cast<float*>(next_);
-        next_ += static_cast<uintptr_t>(count) * sizeof(float);
-        return piece;
+        const int64_t begin = round_up<int64_t>(bytes_, 64);
+        bytes_ = begin + count * static_cast<int64_t>(sizeof(float));
+        return base_ != nullptr ? reinterpret_cast<float*>(base_ + begin) : nullptr;
     }
 
-    // What was handed out, with room to align the base.
-    int64_t bytes() const { return static_cast<int64_t>(next_) + 64; }
+    // `count` objects whose constructors take their pieces: T(arena, args...).
+    template <class T, class... Args>
+    std::vector<T> make(int64_t count, const Args&... args) {
+        std::vector<T> objects;
+        objects.reserve(static_cast<size_t>(count));
+        for (int64_t i = 0; i < count; ++i) objects.emplace_back(*this, args...);
+        return objects;
+    }
+
+    int64_t bytes() const { return bytes_; }
 
   private:
-    uintptr_t next_;
+    char* base_;
+    int64_t bytes_ = 0;
 };
 
 // Queries [begin, begin + rows) of a head, one per lane; lanes [rows, width) are padding.
