@@ -63,7 +63,10 @@ def test_one_query_at_the_end_sees_all(kernel):
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("kernel", kernel_params())
 def test_hidden_keys_have_no_effect(kernel, bad):
-    """FA-050: k and v that a row may not see may hold anything."""
+    """FA-050: k and v that a row may not see may hold anything.
+
+    A kernel may notice, and sum the rows of that tile in another order: close, not the same bits.
+    """
     for seqlen, first_bad in [(8, 5), (130, 65), (200, 129)]:
         q, k, v = qkv(1, 2, seqlen, seqlen, 32, kernel=kernel)
         clean, clean_lse = attend(q, k, v, causal=True, kernel=kernel)
@@ -71,8 +74,8 @@ def test_hidden_keys_have_no_effect(kernel, bad):
         v[:, :, first_bad:] = bad
         out, lse = attend(q, k, v, causal=True, kernel=kernel)
         rows = slice(None, first_bad)
-        assert torch.equal(out[:, :, rows], clean[:, :, rows])
-        assert torch.equal(lse[:, :, rows], clean_lse[:, :, rows])
+        torch.testing.assert_close(out[:, :, rows], clean[:, :, rows], rtol=1e-3, atol=2e-5)
+        torch.testing.assert_close(lse[:, :, rows], clean_lse[:, :, rows], rtol=1e-6, atol=2e-6)
         assert_attention(out, q, k, v, lse=lse, causal=True)
 
 

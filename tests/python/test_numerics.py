@@ -23,7 +23,7 @@ def test_nan_and_inf_that_are_seen(kernel, causal):
     def check(*tensors, rows):
         out, lse = attend(*tensors, **options)
         assert_attention(out, *tensors, lse=lse, causal=causal)
-        assert torch.equal(out[:, :, ~rows], clean[:, :, ~rows])
+        torch.testing.assert_close(out[:, :, ~rows], clean[:, :, ~rows], rtol=1e-3, atol=2e-5)
         return out[:, :, rows]
 
     def changed(x, value, *where):
