@@ -110,6 +110,18 @@ bool is_aligned16(const TensorView& t) {
     return aligned;
 }
 
+// The rules of cuTensorMapEncodeTiled for a map of 4 dimensions; an empty tensor needs none.
+bool is_tma_addressable(const TensorView& t) {
+    const bool empty = t.shape[0] * t.shape[1] == 0 || t.shape[2] * t.shape[3] == 0;
+    const int64_t vector = 16 / size_of(t.dtype), limit = (int64_t{1} << 40) / size_of(t.dtype);
+    bool legal = reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
+    for (int i = 0; i < 3; ++i) {
+        const int64_t stride = t.strides[i];
+        legal &= t.shape[i] == 1 || (stride > 0 && stride < limit && stride % vector == 0);
+    }
+    return empty || legal;
+}
+
 }  // namespace
 
 int64_t Problem::visible_pairs() const {
@@ -216,6 +228,7 @@ Params make_params(const TensorView& q, const TensorView& k, const TensorView& v
     const int64_t diagonal = options.align == Align::kBottomRight ? ak.rows - aq.rows : 0;
     p.mask_right = options.causal ? std::min(diagonal, ak.rows) : ak.rows;
     p.aligned16 = is_aligned16(q) && is_aligned16(k) && is_aligned16(v) && is_aligned16(o);
+    p.tma = is_tma_addressable(q) && is_tma_addressable(k) && is_tma_addressable(v);
 
     Tensors& t = params.tensors;
     t.q_ptr = q.data;

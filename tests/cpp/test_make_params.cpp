@@ -142,6 +142,33 @@ TEST_CASE("128-bit paths are legal only where every row allows them") {
     CHECK_FALSE(strided.make().problem.aligned16);
 }
 
+TEST_CASE("TMA wants positive strides of 16 bytes below 2^40") {
+    CHECK(usual().make().problem.tma);
+    for (TensorView Arrays::* input : {&Arrays::q, &Arrays::k, &Arrays::v}) {
+        // With this batch stride and start, the latter away from the other arrays.
+        const auto legal = [&](int64_t batch_stride, int64_t batch = 2, int64_t start = 1 << 15) {
+            Arrays a(batch, 4, 2, 5, 7, 8, 8);
+            (a.*input).data = a.memory.data() + start;
+            (a.*input).strides[0] = batch_stride;
+            return a.make().problem.tma;
+        };
+        CHECK(legal(400));
+        CHECK(legal((int64_t{1} << 38) - 4));
+        CHECK_FALSE(legal(int64_t{1} << 38));
+        CHECK_FALSE(legal(402));
+        CHECK_FALSE(legal(0));
+        CHECK_FALSE(legal(-400));
+        CHECK(legal(0, 1));  // an axis of one element is never walked
+        CHECK_FALSE(legal(400, 2, (1 << 15) + 1));
+    }
+    Arrays no_keys(2, 4, 2, 5, 0, 8, 8);
+    for (int axis : {0, 1, 2}) no_keys.k.strides[axis] = no_keys.v.strides[axis] = 0;
+    CHECK(no_keys.make().problem.tma);
+    Arrays shifted_out = usual();
+    shifted_out.out.data = static_cast<float*>(shifted_out.out.data) + 1;
+    CHECK(shifted_out.make().problem.tma);  // out is written without TMA
+}
+
 TEST_CASE("head counts that do not divide name k, both counts and the rule") {  // FA-055
     for (auto [heads, heads_kv] : {std::pair{3, 2}, {33, 2}, {2, 4}, {4, 0}, {1, 3}}) {
         const Arrays a(1, heads, heads_kv, 3, 3, 8, 8);

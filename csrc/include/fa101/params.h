@@ -65,6 +65,11 @@ struct Problem {
     // that 128-bit loads and stores are legal.
     bool aligned16 = false;
 
+    // Hopper's TMA can address q, k and v: each starts on a 16-byte boundary, and the strides of
+    // its axes longer than 1 (but the last) are positive multiples of 16 bytes below 2^40 bytes. So
+    // an expanded axis, stride 0, is out.
+    bool tma = false;
+
     bool is_masked() const { return mask_right < seqlen_k - 1; }
     int64_t group_size() const { return num_heads_kv > 0 ? num_heads / num_heads_kv : 1; }
     // Nothing to write: no kernel is launched.
