@@ -5,7 +5,8 @@
 #
 # VIRTUAL lists the architectures to compile for, ascending; compiling is what takes the time. Each
 # entry of FA101_ARCH_LIST is assembled from the newest of them that it can run: VIRTUAL 80 compiles
-# once and gives sm_80 and sm_90 code and PTX. Entries older than all of them are left out.
+# once and gives sm_80 and sm_90 code and PTX. Entries older than all of them are left out. A number
+# with an a (90a) is for that architecture alone: machine code where an entry asks for it, no PTX.
 # Sets <name>_ARCHS to what was built, as the library reports it; empty when nothing was.
 function(fa101_kernel_family name)
     cmake_parse_arguments(family "" "INTO" "VIRTUAL;SOURCES;LIBRARIES" ${ARGN})
@@ -16,9 +17,16 @@ function(fa101_kernel_family name)
     set(flags "")
     foreach(entry IN LISTS FA101_ARCH_LIST)
         string(REGEX MATCH "^[0-9]+" number "${entry}")
+        if("${number}a" IN_LIST family_VIRTUAL)
+            if(NOT entry MATCHES "-virtual$")
+                list(APPEND codes_${number}a sm_${number}a)
+                list(APPEND archs ${number}a-real)
+            endif()
+            continue()
+        endif()
         set(virtual "")
         foreach(candidate IN LISTS family_VIRTUAL)
-            if(candidate LESS_EQUAL number)
+            if(candidate MATCHES "^[0-9]+$" AND candidate LESS_EQUAL number)
                 set(virtual ${candidate})
             endif()
         endforeach()
