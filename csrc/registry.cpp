@@ -6,6 +6,7 @@
 #include "cpu/cpu_families.h"
 #include "flash_attn_1.h"
 #include "flash_attn_2.h"
+#include "flash_attn_sm90/family.h"
 #include "naive_attention.h"
 
 #include <cstdlib>
@@ -55,10 +56,22 @@ constexpr KernelFamily kFa2 = {
     FA101_CUDA_CORE_ARCHS,
 };
 
+constexpr KernelFamily kSm90 = {
+    "sm90",
+    DeviceType::kCuda,
+    "Hopper: TMA moves, wgmma multiplies, warpgroups with one job each",
+    sm90::supports,
+    sm90::tile,
+    sm90::workspace,
+    FA101_CUDA_LAUNCH(sm90::launch),
+    FA101_SM90_ARCHS,
+};
+
 constexpr const KernelFamily* kFamilies[] = {
     &kNaive,
     &kFa1,
     &kFa2,
+    &kSm90,
     &kCpuNaiveFamily,
     &kCpuFa1Family,
     &kCpuFa2Family,

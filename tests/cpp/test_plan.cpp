@@ -45,7 +45,7 @@ Problem problem(DeviceType device, DType dtype, int64_t head_dim, int64_t seqlen
     p.device = device;
     p.dtype_q = p.dtype_kv = p.dtype_o = dtype;
     p.softmax_scale = 0.125f;
-    p.aligned16 = true;
+    p.aligned16 = p.tma = true;
     return p;
 }
 
@@ -71,9 +71,11 @@ TEST_CASE("auto takes the highest rung that fits") {
     const auto cuda = DeviceType::kCuda;
     for (const DeviceInfo& device : {kA100, kRtx3090, kH200}) {
         CAPTURE(device.name);
-        CHECK(picked(problem(cuda, DType::kFloat16, 64), device) == "fa2_cute");
-        CHECK(picked(problem(cuda, DType::kBFloat16, 128), device) == "fa2_cute");
-        CHECK(picked(problem(cuda, DType::kFloat16, 40), device) == "fa2_cute");
+        const char* tensor_cores = device.arch == 90 ? "sm90" : "fa2_cute";
+        CHECK(picked(problem(cuda, DType::kFloat16, 64), device) == tensor_cores);
+        CHECK(picked(problem(cuda, DType::kBFloat16, 128), device) == tensor_cores);
+        CHECK(picked(problem(cuda, DType::kFloat16, 40), device) == tensor_cores);
+        CHECK(picked(problem(cuda, DType::kFloat16, 192), device) == tensor_cores);
         CHECK(picked(problem(cuda, DType::kFloat16, 33), device) == "fa2");
         CHECK(picked(problem(cuda, DType::kFloat32, 64), device) == "fa2");
         CHECK(picked(problem(cuda, DType::kFloat32, 512), device) == "naive");
@@ -86,10 +88,59 @@ TEST_CASE("auto takes the highest rung that fits") {
 TEST_CASE("what no kernel answers is Unsupported, with each kernel's reason") {
     const Problem p = problem(DeviceType::kCuda, DType::kFloat16, 1025);
     const std::string text = message<Unsupported>([&] { plan(p, kH200); });
-    for (const char* part : {"naive: ", "fa1: ", "fa2: ", "fa2_cute: ", "head_dim", "1025"}) {
+    for (const char* part :
+         {"naive: ", "fa1: ", "fa2: ", "fa2_cute: ", "sm90: ", "head_dim", "1025"}) {
         CAPTURE(part);
         CHECK(contains(text, part));
     }
+}
+
+TEST_CASE("what TMA cannot address is for fa2_cute, and explain() says so") {
+    Problem p = problem(DeviceType::kCuda, DType::kFloat16, 64);
+    p.tma = false;
+    const Plan chosen = plan(p, kH200);
+    CHECK(std::string(chosen.kernel) == "fa2_cute");
+    CHECK(contains(explain(chosen, p, kH200), "sm90: TMA cannot address q, k or v"));
+    CHECK(contains(message<InvalidArgument>([&] { plan(p, kH200, "sm90"); }), "stride"));
+    CHECK(contains(message<InvalidArgument>([&] {
+                       plan(problem(DeviceType::kCuda, DType::kFloat16, 64), kA100, "sm90");
+                   }),
+                   "sm_90a"));
+}
+
+TEST_CASE("sm90's tile follows the problem; its counter, where needed, is in the workspace") {
+    const auto tile = [](int64_t head_dim, int64_t seqlen, bool causal) {
+        Problem p = problem(DeviceType::kCuda, DType::kBFloat16, head_dim, seqlen);
+        if (causal) p.mask_right = 0;
+        return plan(p, kH200, "sm90").tile;
+    };
+    CHECK(tile(64, 4096, false).block_m == 192);
+    CHECK(tile(64, 4096, true).block_m == 192);
+    CHECK(tile(64, 256, false).block_m == 128);  // 192 would compute half as many rows again
+    CHECK(tile(64, 1024, true).block_m == 128);
+    CHECK(tile(128, 1024, false).block_n == 128);
+    CHECK(tile(128, 16384, false).block_n == 80);
+    CHECK(tile(96, 1024, false).head_dim == 128);
+    CHECK(tile(192, 1024, false).head_dim == 256);
+
+    const auto workspace = [](int64_t batch, int64_t seqlen, bool causal) {
+        Problem p = problem(DeviceType::kCuda, DType::kBFloat16, 64, seqlen);
+        p.batch = batch;
+        if (causal) p.mask_right = 0;
+        return plan(p, kH200, "sm90").workspace_bytes;
+    };
+    CHECK(workspace(16, 256, false) == 0);
+    CHECK(workspace(16, 256, true) == 4);
+    CHECK(workspace(1, 256, true) == 0);
+    CHECK(workspace(100, 256, false) == 4);
+}
+
+TEST_CASE("head_dim_v of its own: the tile holds the wider of the two") {
+    Problem p = problem(DeviceType::kCuda, DType::kFloat16, 192);
+    p.head_dim_v = 128;
+    CHECK(plan(p, kH200, "sm90").tile.head_dim == 256);
+    p.head_dim = 40, p.head_dim_v = 128;
+    CHECK(plan(p, kH200, "sm90").tile.head_dim == 128);
 }
 
 TEST_CASE("a kernel asked for by name runs or says what would") {
@@ -130,7 +181,8 @@ TEST_CASE("kernels without code for the GPU are passed over; none left is a Cuda
     device.built_kernels = 0;
     int bit = 0;
     for (const KernelFamily* family : registry()) {
-        if (std::string_view(family->name) != "fa2_cute") device.built_kernels |= 1u << bit;
+        const std::string_view name = family->name;
+        if (name != "fa2_cute" && name != "sm90") device.built_kernels |= 1u << bit;
         ++bit;
     }
     CHECK(picked(p, device) == "fa2");
@@ -193,7 +245,8 @@ TEST_CASE("the registry: names are unique and every kernel says what it teaches"
         CHECK(names.insert(kernel.name).second);
         CHECK_FALSE(kernel.lesson.empty());
     }
-    for (const char* name : {"naive", "fa1", "fa2", "fa2_cute", "cpu_naive", "cpu_fa1", "cpu_fa2"}) {
+    for (const char* name :
+         {"naive", "fa1", "fa2", "fa2_cute", "sm90", "cpu_naive", "cpu_fa1", "cpu_fa2"}) {
         CHECK(names.count(name) == 1);
     }
 }

@@ -1,0 +1,90 @@
+#include "flash_attn_sm90/family.h"
+
+#include <fa101/error.h>
+
+#include "build_config.h"
+#include "flash_attn_sm90/tile_config.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+namespace fa101::sm90 {
+namespace {
+
+// Part of the build: chosen by FA101_HEAD_DIMS.
+constexpr bool is_compiled(int head_dim) {
+    for (int dim : {FA101_HEAD_DIM_LIST}) {
+        if (dim == head_dim) return true;
+    }
+    return false;
+}
+
+// The smallest compiled tile that holds q, k and v; 0: none does.
+int tile_head_dim(const Problem& p) {
+    for (int head_dim : kHeadDims) {
+        if (is_compiled(head_dim) && std::max(p.head_dim, p.head_dim_v) <= head_dim)
+            return head_dim;
+    }
+    return 0;
+}
+
+constexpr bool kIsBuilt = FA101_HAS_CUDA && sizeof(FA101_SM90_ARCHS) > 1;
+
+}  // namespace
+
+std::string supports(const Problem& p, const DeviceInfo& device) {
+    if (device.arch != 90) {
+        return "it is written for sm_90a (Hopper); the GPU has sm_" + std::to_string(device.arch);
+    }
+    if (p.dtype_q == DType::kFloat32 || p.dtype_kv != p.dtype_q || p.dtype_o != p.dtype_q) {
+        return std::string("it needs float16 or bfloat16 for q, k, v and out; they have ") +
+               name_of(p.dtype_q) + ", " + name_of(p.dtype_kv) + " and " + name_of(p.dtype_o);
+    }
+    if (tile_head_dim(p) == 0) {
+        return "head_dim is " + std::to_string(std::max(p.head_dim, p.head_dim_v)) +
+               ", more than its tiles hold in this build (FA101_HEAD_DIMS, at most 256)";
+    }
+    if (!p.aligned16) return "rows of q, k, v and out must start at, and be, multiples of 16 bytes";
+    if (!p.tma) {
+        return "TMA cannot address q, k or v: strides must be positive and less than 2^40 bytes";
+    }
+    constexpr int64_t kMaxTiles = std::numeric_limits<int>::max() / 2;
+    const int64_t tiles = p.batch * p.num_heads * ceil_div<int64_t>(p.seqlen_q, 128);
+    if (tiles > kMaxTiles) {
+        return "batch * num_heads * tiles is " + std::to_string(tiles) + "; it takes up to " +
+               std::to_string(kMaxTiles);
+    }
+    return "";
+}
+
+Tile tile(const Problem& p, const DeviceInfo&) {
+    const int head_dim = tile_head_dim(p);
+    const int groups = groups_for(p, head_dim);
+    return {64 * groups, block_n(head_dim, groups), head_dim, 4 * (1 + groups), kStages};
+}
+
+int64_t workspace(const Tile& tile, const Problem& p) {
+    return has_counter(tile, p) ? sizeof(int) : 0;
+}
+
+void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace,
+            Stream stream) {
+    if constexpr (kIsBuilt && is_compiled(64)) {
+        if (plan.tile.head_dim == 64) return run_hdim64(plan, problem, tensors, workspace, stream);
+    }
+    if constexpr (kIsBuilt && is_compiled(128)) {
+        if (plan.tile.head_dim == 128)
+            return run_hdim128(plan, problem, tensors, workspace, stream);
+    }
+    if constexpr (kIsBuilt && is_compiled(256)) {
+        if (plan.tile.head_dim == 256)
+            return run_hdim256(plan, problem, tensors, workspace, stream);
+    }
+    throw Unsupported("this build has no sm90 kernel for head_dim " +
+                      std::to_string(plan.tile.head_dim) +
+                      "; FA101_ARCHS and FA101_HEAD_DIMS say what is built");
+}
+
+}  // namespace fa101::sm90

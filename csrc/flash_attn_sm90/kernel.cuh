@@ -1,0 +1,617 @@
+// Lesson 6: the loop of lesson 3 on Hopper's asynchronous units. One warp only moves data (TMA),
+// two or three groups of four warps only compute (wgmma), and they meet at barriers in shared
+// memory.
+//
+// Bytes. A tile of kBlockM queries reads Q and writes O once, and streams the K and V that it sees:
+// for each key 4 * head_dim bytes and 4 * head_dim * kBlockM FLOP, so kBlockM FLOP a byte. The
+// heads at work stay in L2: memory is idle, but 128 rows at 660 TFLOP/s draw 5.2 TB/s from L2,
+// which is near what it gives; 192 rows at 690 draw 3.6. The next rung would share them: two blocks
+// of a cluster, each loading half of every K and V for both (multicast).
+//
+// One tile of queries, n = the last key block that any of its rows sees. Keys go from last to
+// first, so that the blocks that need the mask come first:
+//
+//   producer   K(n) Q K(n-1) V(n) K(n-2) V(n-1) ...           V(0) | K(n') Q' of the next tile
+//   consumer   QK(n) softmax | QK(n-1)  PV(n)    | QK(n-2) PV(n-1)  | ... PV(0)  write O
+//                            | softmax(n-1) ^^^^ | softmax(n-2) ^^^
+//
+// Barriers. Each is an mbarrier in shared memory that counts arrivals and flips its phase; a waiter
+// names the parity of the phase it waits for. "Full" ones complete when TMA has delivered the bytes
+// that the producer announced, "empty" ones when every consumer warp has arrived (lane 0, after
+// its wgmma that read the slot has completed: warpgroup_wait).
+//
+//   barrier        arrivals      who waits                  who arrives
+//   q_full[g]      1 + bytes     group g, before its first  producer, with TMA of 64 rows of Q
+//                                product of a tile
+//   q_empty[g]     4 warps       producer, before that TMA  group g, after a tile's last Q K^T
+//   k/v_full[s]    1 + bytes     every group                producer, with TMA of block n
+//   k/v_empty[s]   4 * kGroups   producer, before that TMA  every group, after Q K^T (P V) of it
+//   tile_full[s]   1             every consumer warp        producer, after storing tile[s]
+//   tile_empty[s]  4 * kGroups   producer, before storing   every consumer warp, after reading
+//
+// Phases. A ring of kStages slots is used in order by both sides, each counting for itself: slot s
+// of round r is full at parity r % 2, and the producer of round r waits for the consumers of round
+// r - 1, parity (r - 1) % 2 = (r + 1) % 2; for r = 0 that parity counts as passed in a fresh
+// barrier. Q has one slot a group, so its round is the number of tiles so far. A tile whose rows
+// see no key uses no slot on either side: both compute n_block_end from the same numbers.
+//
+// No cycle: the producer waits only for slots of earlier loads, in the order in which the consumers
+// use them (K(n), Q, K(n-1), V(n), ...), so the consumers' next slot is always loaded or being
+// waited for by the producer on something they have yet to release and will, with no further load.
+// K(n-1) may be asked for before V(n): with two slots, K(n-1) needs K(n+1) released, which the
+// consumers do before they need V(n). The turns below are a ring of the groups, all of which take
+// the same number of turns a tile, as n_block_end belongs to the tile and not to the group.
+//
+// Turns (kTakesTurns, "ping-pong"): named barrier g is passed when group g waits (128 threads) and
+// its predecessor has handed over (128). The last group hands over once at the start, so group 0
+// goes first.
+//
+// Memory order: TMA's writes are visible to whoever saw the full barrier's phase. Nothing else
+// writes the tiles, so no proxy fence is needed: O leaves from registers.
+//
+// Budgets. 32-bit registers of a consumer thread, of 240 (two groups) or 160 (three), and KB of
+// shared memory, of 227; K and V in two stages:
+//
+//   head_dim   tile         O    S    P   sum      Q    K+V   sum
+//   64         128 x 128    32   64   32  128      16    64    80
+//   64         192 x 128    32   64   32  128      24    64    88
+//   128        128 x 128    64   64   32  160      32   128   160
+//   128        192 x  80    64   40   20  124      48    80   128
+//   256        128 x  80   128   40   20  188      64   160   224
+//
+// What each refinement gained here: % of TFLOP/s on an H200, bf16, 16k tokens in all, hidden 2048,
+// seqlen 1k / 4k / 16k, of the full and of the causal problem (docs/performance-log.md has all).
+//
+//   refinement                        head_dim 64     128             256
+//   softmax under P V         full     +8 +13 +15     +12 +20 +21     +17 +23 +28
+//                             causal   +5 +11 +13      +4 +10 +12     +12 +22 +27
+//   lazy rescaling            full     -3  -2  -2      +1  +3  +3      +5  +6  +6
+//                             causal   -3  -2  -2      +1  +3  +4      +6  +8  +8
+//   three groups, not two     full    +11 +23 +31      -5  +3  +4
+//     (128: and 80 keys)      causal   -4 +14 +24     -12   0  +4
+//   taking turns              full     -3  -4  -5       0  -2  -2      +1  +2  +1
+//                             causal   -2  -3  -5      +1  -1  -2      +2   0  +1
+//   wider steps (192 and 176  full     -7  +3  +8      -3  -2   0       0  -3   0
+//     for 128, 80 for 64)     causal   -8  +2  +5     -11  -4   0      -2  +4  +6
+//   a counter of tiles, not   full     +1   0  +1      -1   0   0      +1  +1  +1
+//     equal shares            causal   +1  +2  +2      +7 +12 +15     +24 +39 +38
+//   2 of 8 exponentials as a  full     -6  -9 -12      -4  -6  -6
+//     polynomial              causal   -3  -8  -9      -2  -5  -6
+//
+// What gained is here, what lost is not: turns only at 256, three groups where the rows are many.
+#pragma once
+
+#include <fa101/params.h>
+
+#include "common/mask.h"
+#include "common/online_softmax.h"
+#include "flash_attn_sm90/kernel_traits.h"
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cute/arch/cluster_sm90.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
+#include <cutlass/arch/reg_reconfig.h>
+#include <cutlass/cutlass.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+namespace fa101::sm90 {
+
+struct KernelParams {
+    CUtensorMap q_map, k_map, v_map;  // (head_dim, seqlen, heads, batch)
+    Tensors t;
+    Mask mask;
+    int seqlen_q, num_heads, group_size, head_dim, head_dim_v;
+    int num_m_blocks, num_batch_heads, num_tiles;
+    int section_heads;  // heads whose tiles are mixed, so that their K and V stay in L2
+    int* next_tile;     // the counter of tiles handed out; null: they are dealt out in turn
+    // Logits are used as s' = logit_factor * (q . k), and softmax_scale_log2 * s' is what exp2
+    // gets. The factor is 1, so that nothing is multiplied, but for a negative scale (-1: the
+    // largest s' must be the largest logit) and for 0 (0, with a scale of 1: -inf * 0 would be
+    // NaN).
+    float logit_factor, softmax_scale_log2;
+};
+
+// Which queries: row block and (batch, head). Tiles are numbered section by section, and in a
+// section row block by row block from the last, which is the longest when causal.
+struct TileCoord {
+    int m_block, bidh, bidb;
+
+    __device__ TileCoord(const KernelParams& p, int tile) {
+        const int section = tile / (p.section_heads * p.num_m_blocks);
+        const int first_head = section * p.section_heads;
+        const int rest = tile - first_head * p.num_m_blocks;
+        const int heads = min(p.section_heads, p.num_batch_heads - first_head);
+        m_block = p.num_m_blocks - 1 - rest / heads;
+        const int head = first_head + rest % heads;
+        bidb = head / p.num_heads;
+        bidh = head % p.num_heads;
+    }
+};
+
+// A place in a ring of slots, and the parity of the round.
+template <int kSlots>
+struct RingPosition {
+    int slot = 0;
+    uint32_t parity = 0;
+
+    __device__ void advance() {
+        if (++slot == kSlots) {
+            slot = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+template <class Element>
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+    uint32_t word;
+    if constexpr (std::is_same_v<Element, cutlass::half_t>) {
+        const __half2 pair = __floats2half2_rn(low, high);
+        memcpy(&word, &pair, 4);
+    } else {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+        memcpy(&word, &pair, 4);
+    }
+    return word;
+}
+
+// Enqueues C (+)= A B for the group, without waiting.
+template <bool kAccumulate, class Mma, class A, class B, class C>
+__device__ __forceinline__ void issue_product(Mma mma, const A& a, const B& b, C& c) {
+    cute::warpgroup_fence_operand(c);
+    cute::warpgroup_arrive();
+    mma.accumulate_ =
+        kAccumulate ? cute::SM90::GMMA::ScaleOut::One : cute::SM90::GMMA::ScaleOut::Zero;
+    CUTE_UNROLL
+    for (int k = 0; k < cute::size<2>(a); ++k) {
+        cute::gemm(mma, a(cute::_, cute::_, k), b(cute::_, cute::_, k), c);
+        mma.accumulate_ = cute::SM90::GMMA::ScaleOut::One;
+    }
+    cute::warpgroup_commit_batch();
+}
+
+// Accumulators of a 64 x 8c product, as wgmma spreads them: thread t of the group holds, for
+// every 8 columns, two adjacent ones of two rows. Element i is
+//     row 16 * (t / 32) + t % 32 / 4 + 8 * (i / 2 % 2)     column 8 * (i / 4) + 2 * (t % 4) + i % 2
+// The four threads of a quad share their rows. The 16-bit operand P wants the same order, so two
+// neighbours of S make a word of P.
+__device__ __forceinline__ constexpr int row_of(int i) { return i / 2 % 2; }
+
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// The online softmax of a thread's two rows. The state of common/online_softmax.h works with any
+// reference close to the maximum: row_max follows it lazily, when a logit exceeds it by more than
+// kSlack powers of two. Until then O needs no rescaling, and P stays below 2^kSlack, so the float32
+// sums lose nothing. (FlashAttention-4 skips rescaling the same way.)
+struct OnlineSoftmax {
+    static constexpr float kSlack = 8.0f;
+
+    float scale_log2;
+    float row_max[2], row_sum[2];  // the sums are this thread's share until the end
+
+    __device__ explicit OnlineSoftmax(float scale_log2)
+        : scale_log2(scale_log2), row_max{-INFINITY, -INFINITY}, row_sum{0, 0} {}
+
+    __device__ __forceinline__ float offset(int r) const {
+        return -safe_row_max(row_max[r]) * scale_log2;
+    }
+
+    // S becomes P = 2^(scale_log2 * (s - row_max)), in float32; `scores_scale` is what O has to be
+    // multiplied with.
+    template <class AccS>
+    __device__ __forceinline__ void step(AccS& s, float (&scores_scale)[2]) {
+        using namespace cute;
+        float part[4];  // even and odd elements apart: shorter chains
+        CUTE_UNROLL
+        for (int i = 0; i < 4; ++i) part[i] = s(i);
+        CUTE_UNROLL
+        for (int i = 4; i < size(s); ++i) part[i % 4] = fmaxf(part[i % 4], s(i));
+
+        CUTE_UNROLL
+        for (int r = 0; r < 2; ++r) {
+            const float new_max = fmaxf(row_max[r], quad_max(fmaxf(part[2 * r], part[2 * r + 1])));
+            const bool moves = (new_max - row_max[r]) * scale_log2 > kSlack;
+            scores_scale[r] =
+                moves ? exp2_fast((row_max[r] - safe_row_max(new_max)) * scale_log2) : 1.0f;
+            row_max[r] = moves ? new_max : row_max[r];
+            row_sum[r] *= scores_scale[r];
+        }
+
+        const float offsets[2] = {offset(0), offset(1)};
+        CUTE_UNROLL
+        for (int i = 0; i < size(s); ++i) {
+            s(i) = exp2_fast(fmaf(s(i), scale_log2, offsets[row_of(i)]));
+        }
+
+        CUTE_UNROLL
+        for (int i = 0; i < 4; ++i) part[i] = s(i);
+        CUTE_UNROLL
+        for (int i = 4; i < size(s); ++i) part[i % 4] += s(i);
+        row_sum[0] += part[0] + part[1];
+        row_sum[1] += part[2] + part[3];
+    }
+};
+
+template <class AccO>
+__device__ __forceinline__ void rescale(AccO& o, const float (&scores_scale)[2]) {
+    if (__all_sync(~0u, scores_scale[0] == 1.0f && scores_scale[1] == 1.0f)) return;
+    CUTE_UNROLL
+    for (int i = 0; i < cute::size(o); ++i) o(i) *= scores_scale[row_of(i)];
+}
+
+// Word j of lane t of a quad becomes word t of lane j: what was two columns in each of four
+// 8-column groups becomes all of one group, a 16-byte store.
+__device__ __forceinline__ void transpose_quad(uint32_t (&word)[4]) {
+    CUTE_UNROLL
+    for (int bit = 1; bit <= 2; bit *= 2) {
+        const bool upper = threadIdx.x & bit;
+        CUTE_UNROLL
+        for (int j = 0; j < 4; ++j) {
+            if (j & bit) continue;
+            const uint32_t received = __shfl_xor_sync(~0u, upper ? word[j] : word[j | bit], bit);
+            if (upper) {
+                word[j] = received;
+            } else {
+                word[j | bit] = received;
+            }
+        }
+    }
+}
+
+// O of one row, touching only keys [0, key_end), by one warp: a lane has every 32nd column. The
+// maximum and the sum of the row are known, and right: they never meet V.
+template <class Traits>
+__device__ __forceinline__ void redo_row(const KernelParams& p, const TileCoord& coord, int row,
+                                         int key_end, float offset, float inverse) {
+    using Element = typename Traits::Element;
+    const Tensors& t = p.t;
+    const int head_kv = coord.bidh / p.group_size;
+    const auto* q = static_cast<const Element*>(t.q_ptr) + coord.bidb * t.q_batch_stride +
+                    coord.bidh * t.q_head_stride + row * t.q_row_stride;
+    const auto* k = static_cast<const Element*>(t.k_ptr) + coord.bidb * t.k_batch_stride +
+                    head_kv * t.k_head_stride;
+    const auto* v = static_cast<const Element*>(t.v_ptr) + coord.bidb * t.v_batch_stride +
+                    head_kv * t.v_head_stride;
+    auto* o = static_cast<Element*>(t.o_ptr) + coord.bidb * t.o_batch_stride +
+              coord.bidh * t.o_head_stride + row * t.o_row_stride;
+    const int lane = threadIdx.x % 32;
+    constexpr int kColumns = Traits::kHeadDim / 32;
+    float acc[kColumns] = {};
+#pragma unroll 1
+    for (int j = 0; j < key_end; ++j, k += t.k_row_stride, v += t.v_row_stride) {
+        float dot = 0;
+#pragma unroll 1
+        for (int d = lane; d < p.head_dim; d += 32) {
+            dot = fmaf(static_cast<float>(q[d]), static_cast<float>(k[d]), dot);
+        }
+        CUTE_UNROLL
+        for (int bit = 16; bit >= 1; bit /= 2) dot += __shfl_xor_sync(~0u, dot, bit);
+        const float weight = exp2_fast(fmaf(p.logit_factor * dot, p.softmax_scale_log2, offset));
+        CUTE_UNROLL
+        for (int i = 0; i < kColumns; ++i) {
+            const int d = lane + 32 * i;
+            if (d < p.head_dim_v) acc[i] = fmaf(weight, static_cast<float>(v[d]), acc[i]);
+        }
+    }
+    CUTE_UNROLL
+    for (int i = 0; i < kColumns; ++i) {
+        const int d = lane + 32 * i;
+        if (d < p.head_dim_v) o[d] = static_cast<Element>(acc[i] * inverse);
+    }
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, 1)
+    flash_attn_sm90_kernel(const __grid_constant__ KernelParams p) {
+    using namespace cute;
+    using Element = typename Traits::Element;
+    constexpr int kBlockN = Traits::kBlockN;
+    constexpr int kGroups = Traits::kGroups;
+    constexpr int kGroupM = Traits::kGroupM;
+    constexpr int kBlockM = Traits::kBlockM;
+    constexpr int kBox = Traits::kBox;
+
+    extern __shared__ __align__(1024) unsigned char smem[];
+    auto& storage = *reinterpret_cast<typename Traits::SharedStorage*>(smem);
+
+    if (threadIdx.x == 0) {
+        for (int g = 0; g < kGroups; ++g) {
+            storage.q_full[g].init(1);
+            storage.q_empty[g].init(4);
+        }
+        for (int s = 0; s < kStages; ++s) {
+            storage.k_full[s].init(1);
+            storage.v_full[s].init(1);
+            storage.tile_full[s].init(1);
+            storage.k_empty[s].init(4 * kGroups);
+            storage.v_empty[s].init(4 * kGroups);
+            storage.tile_empty[s].init(4 * kGroups);
+        }
+        cutlass::arch::fence_barrier_init();
+    }
+    __syncthreads();
+
+    const auto n_block_end_of = [&](int m_block) {
+        return p.mask.n_block_end(min((m_block + 1) * kBlockM, p.seqlen_q), kBlockN);
+    };
+
+    const int warpgroup = cutlass::canonical_warp_group_idx();
+    RingPosition<kStages> tile_ring;
+    if (warpgroup == 0) {
+        // ---- Producer: one thread ----
+        cutlass::arch::warpgroup_reg_dealloc<Traits::kProducerRegisters>();
+        if (cutlass::canonical_warp_idx_sync() != 0 || !elect_one_sync()) return;
+
+        constexpr uint64_t kReadOnce = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_FIRST);
+        constexpr uint64_t kReadOften = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);
+        // `rows` of one tile into shared memory, 64 columns at a time.
+        const auto load = [](const CUtensorMap& map, typename Traits::FullBarrier& full,
+                             uint64_t hint, Element* to, int rows, int head_dim, int row, int head,
+                             int batch) {
+            full.arrive_and_expect_tx(rows * head_dim * sizeof(Element));
+            CUTE_UNROLL
+            for (int d = 0; d < head_dim; d += kBox) {
+                SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint,
+                                       to + d * rows, d, row, head, batch);
+            }
+        };
+        RingPosition<kStages> k_ring, v_ring;
+        RingPosition<1> q_ring;
+
+        for (int tile = blockIdx.x; tile < p.num_tiles;) {
+            const TileCoord coord(p, tile);
+            const int head_kv = coord.bidh / p.group_size;
+            const auto load_k = [&](int n_block) {
+                storage.k_empty[k_ring.slot].wait(k_ring.parity ^ 1);
+                load(p.k_map, storage.k_full[k_ring.slot], kReadOften, storage.k[k_ring.slot],
+                     kBlockN, Traits::kHeadDim, n_block * kBlockN, head_kv, coord.bidb);
+                k_ring.advance();
+            };
+            const auto load_v = [&](int n_block) {
+                storage.v_empty[v_ring.slot].wait(v_ring.parity ^ 1);
+                load(p.v_map, storage.v_full[v_ring.slot], kReadOften, storage.v[v_ring.slot],
+                     kBlockN, Traits::kHeadDim, n_block * kBlockN, head_kv, coord.bidb);
+                v_ring.advance();
+            };
+
+            int n_block = n_block_end_of(coord.m_block) - 1;
+            const bool sees_keys = n_block >= 0;
+            if (sees_keys) {
+                load_k(n_block);
+                for (int g = 0; g < kGroups; ++g) {
+                    storage.q_empty[g].wait(q_ring.parity ^ 1);
+                    load(p.q_map, storage.q_full[g], kReadOnce, storage.q[g], kGroupM,
+                         Traits::kHeadDim, coord.m_block * kBlockM + g * kGroupM, coord.bidh,
+                         coord.bidb);
+                }
+                q_ring.advance();
+                for (; n_block > 0; --n_block) {
+                    load_k(n_block - 1);
+                    load_v(n_block);
+                }
+            }
+            // As late as still hides the counter's latency, under the last load.
+            tile = gridDim.x + (p.next_tile != nullptr ? atomicAdd(p.next_tile, 1) : tile);
+            if (sees_keys) load_v(0);
+            storage.tile_empty[tile_ring.slot].wait(tile_ring.parity ^ 1);
+            storage.tile[tile_ring.slot] = tile;
+            storage.tile_full[tile_ring.slot].arrive();
+            tile_ring.advance();
+        }
+    } else {
+        // ---- Consumers ----
+        cutlass::arch::warpgroup_reg_alloc<Traits::kConsumerRegisters>();
+        const int group = warpgroup - 1;
+        const int thread = threadIdx.x % 128;
+        const int lane = threadIdx.x % 32;
+
+        const auto release = [lane](typename Traits::EmptyBarrier& empty) {
+            if (lane == 0) empty.arrive();
+        };
+        const auto take_turn = [group] {
+            if constexpr (Traits::kTakesTurns) cutlass::arch::NamedBarrier::sync(256, group);
+        };
+        const auto pass_turn = [group] {
+            if constexpr (Traits::kTakesTurns) {
+                cutlass::arch::NamedBarrier::arrive(256, group == kGroups - 1 ? 0 : group + 1);
+            }
+        };
+        if (group == kGroups - 1) pass_turn();
+
+        Tensor sQ =
+            make_tensor(make_smem_ptr(&storage.q[group][0]), typename Traits::SmemLayoutQ{});
+        Tensor sK = make_tensor(make_smem_ptr(&storage.k[0][0]), typename Traits::SmemLayoutK{});
+        Tensor sVt = make_tensor(make_smem_ptr(&storage.v[0][0]), typename Traits::SmemLayoutVt{});
+        typename Traits::TiledMmaQK mma_qk;
+        typename Traits::TiledMmaPV mma_pv;
+        auto thr_mma_qk = mma_qk.get_thread_slice(thread);
+        auto thr_mma_pv = mma_pv.get_thread_slice(thread);
+        // (MMA, 1, HeadDim/16), (MMA, 1, HeadDim/16, Stages), (MMA, 1, BlockN/16, Stages)
+        Tensor tSrQ = thr_mma_qk.make_fragment_A(thr_mma_qk.partition_A(sQ));
+        Tensor tSrK = thr_mma_qk.make_fragment_B(thr_mma_qk.partition_B(sK));
+        Tensor tOrVt = thr_mma_pv.make_fragment_B(thr_mma_pv.partition_B(sVt));
+        Tensor acc_s = partition_fragment_C(mma_qk, Shape<Int<kGroupM>, Int<kBlockN>>{});
+        Tensor acc_o = partition_fragment_C(mma_pv, Shape<Int<kGroupM>, Int<Traits::kHeadDim>>{});
+        Tensor rP = make_tensor<Element>(Shape<Shape<_2, _2, _2>, _1, Int<kBlockN / 16>>{});
+        Tensor p_words = recast<uint32_t>(rP);
+
+        RingPosition<kStages> k_ring, v_ring;
+        RingPosition<1> q_ring;
+
+        for (int tile = blockIdx.x; tile < p.num_tiles;) {
+            const TileCoord coord(p, tile);
+            const int m_begin = coord.m_block * kBlockM + group * kGroupM;
+            const int row = m_begin + thread / 32 * 16 + lane / 4;  // and row + 8
+            const int key_end[2] = {p.mask.key_end(row), p.mask.key_end(row + 8)};
+            const int n_block_full = p.mask.n_block_full(m_begin, kBlockN);
+            int n_block = n_block_end_of(coord.m_block) - 1;
+            const int keys_loaded = min((n_block + 1) * kBlockN, static_cast<int>(p.mask.seqlen_k));
+
+            OnlineSoftmax softmax(p.softmax_scale_log2);
+            float scores_scale[2];
+            clear(acc_o);
+
+            const auto await_k = [&] { storage.k_full[k_ring.slot].wait(k_ring.parity); };
+            const auto issue_qk = [&] {
+                issue_product<false>(mma_qk, tSrQ, tSrK(_, _, _, k_ring.slot), acc_s);
+            };
+            const auto issue_pv = [&] {
+                storage.v_full[v_ring.slot].wait(v_ring.parity);
+                warpgroup_fence_operand(rP);
+                issue_product<true>(mma_pv, rP, tOrVt(_, _, _, v_ring.slot), acc_o);
+            };
+            const auto finish_qk = [&](auto in_flight) {  // S of n_block has come: give K back
+                warpgroup_wait<decltype(in_flight)::value>();
+                warpgroup_fence_operand(acc_s);
+                release(storage.k_empty[k_ring.slot]);
+                k_ring.advance();
+                if (n_block == 0) release(storage.q_empty[group]);
+            };
+            const auto finish_pv = [&] {
+                warpgroup_wait<0>();
+                warpgroup_fence_operand(acc_o);
+                warpgroup_fence_operand(rP);
+                release(storage.v_empty[v_ring.slot]);
+                v_ring.advance();
+            };
+            const auto softmax_step = [&] {
+                if (p.logit_factor != 1.0f) {
+                    CUTE_UNROLL
+                    for (int i = 0; i < size(acc_s); ++i) acc_s(i) *= p.logit_factor;
+                }
+                if (n_block >= n_block_full) {
+                    const int first_key = n_block * kBlockN + 2 * (lane % 4);
+                    CUTE_UNROLL
+                    for (int i = 0; i < size(acc_s); ++i) {
+                        if (8 * (i / 4) + i % 2 >= key_end[row_of(i)] - first_key) {
+                            acc_s(i) = -INFINITY;
+                        }
+                    }
+                }
+                softmax.step(acc_s, scores_scale);
+            };
+            const auto convert_p = [&] {
+                CUTE_UNROLL
+                for (int i = 0; i < size(p_words); ++i) {
+                    p_words(i) = pack<Element>(acc_s(2 * i), acc_s(2 * i + 1));
+                }
+            };
+
+            if (n_block >= 0) {
+                storage.q_full[group].wait(q_ring.parity);
+                q_ring.advance();
+                // O is rescaled while a product runs: Q K^T of this group or, in turns, those of
+                // another.
+                await_k();
+                issue_qk();
+                finish_qk(Int<0>{});
+                softmax_step();
+                convert_p();
+                if (n_block > 0) await_k();
+                for (--n_block; n_block >= 0; --n_block) {
+                    take_turn();
+                    issue_qk();
+                    if constexpr (!Traits::kTakesTurns) rescale(acc_o, scores_scale);
+                    issue_pv();
+                    pass_turn();
+                    finish_qk(Int<1>{});
+                    softmax_step();
+                    // The wait for the next K stands here because it is a branch: the assembler
+                    // would move the wait for P V, which nothing above depends on, up over the
+                    // softmax that is to run under P V.
+                    warpgroup_fence_operand(acc_s);
+                    if (n_block > 0) await_k();
+                    finish_pv();
+                    if constexpr (Traits::kTakesTurns) rescale(acc_o, scores_scale);
+                    convert_p();
+                }
+                if constexpr (!Traits::kTakesTurns) rescale(acc_o, scores_scale);
+                issue_pv();
+                finish_pv();
+            }
+
+            // ---- Epilogue: O / row_sum, 16 bytes a thread, from registers ----
+            auto* o_ptr = static_cast<Element*>(p.t.o_ptr) + coord.bidb * p.t.o_batch_stride +
+                          coord.bidh * p.t.o_head_stride;
+            const int64_t first_row = (coord.bidb * int64_t{p.num_heads} + coord.bidh) * p.seqlen_q;
+            float inverse[2];
+            bool redo[2];
+            CUTE_UNROLL
+            for (int r = 0; r < 2; ++r) {
+                const int row_r = row + 8 * r;
+                const float row_sum = quad_sum(softmax.row_sum[r]);
+                const bool sees_a_key = key_end[r] > 0;
+                inverse[r] = inverse_row_sum(row_sum, sees_a_key);
+                if (p.t.lse_ptr != nullptr && lane % 4 == 0 && row_r < p.seqlen_q) {
+                    p.t.lse_ptr[first_row + row_r] =
+                        log_sum_exp(softmax.row_max[r] * p.softmax_scale_log2, row_sum);
+                }
+                float zero = 0;  // or NaN, if O is not finite
+                CUTE_UNROLL
+                for (int d = 0; d < Traits::kHeadDim; d += 32) {
+                    uint32_t word[4];
+                    CUTE_UNROLL
+                    for (int j = 0; j < 4; ++j) {
+                        const int i = 4 * (d / 8 + j) + 2 * r;
+                        zero = fmaf(acc_o(i), 0.0f, fmaf(acc_o(i + 1), 0.0f, zero));
+                        word[j] = pack<Element>(acc_o(i) * inverse[r], acc_o(i + 1) * inverse[r]);
+                        if (!sees_a_key) word[j] = 0;
+                    }
+                    transpose_quad(word);
+                    const int column = d + 8 * (lane % 4);
+                    if (row_r < p.seqlen_q && column < p.head_dim_v) {
+                        *reinterpret_cast<uint4*>(o_ptr + row_r * p.t.o_row_stride + column) =
+                            make_uint4(word[0], word[1], word[2], word[3]);
+                    }
+                }
+                redo[r] = zero != 0 && key_end[r] < keys_loaded && row_r < p.seqlen_q &&
+                          sees_a_key && isfinite(inverse[r]);
+            }
+            // A hidden key has weight 0, but 0 * NaN = NaN: where the tile loaded keys that a row
+            // may not see, and O is not finite although the sum of P is, the row is done again.
+#pragma unroll 1
+            for (int r = 0; r < 2; ++r) {
+                __syncwarp();  // the stores above come first
+                for (uint32_t lanes = __ballot_sync(~0u, r == 0 ? redo[0] : redo[1]); lanes != 0;) {
+                    const int quad = (__ffs(lanes) - 1) / 4;
+                    lanes &= ~(0xfu << 4 * quad);
+                    const auto of_row = [&](auto x0, auto x1) {
+                        return __shfl_sync(~0u, r == 0 ? x0 : x1, 4 * quad);
+                    };
+                    redo_row<Traits>(p, coord, row - lane / 4 + quad + 8 * r,
+                                     of_row(key_end[0], key_end[1]),
+                                     of_row(softmax.offset(0), softmax.offset(1)),
+                                     of_row(inverse[0], inverse[1]));
+                }
+            }
+
+            storage.tile_full[tile_ring.slot].wait(tile_ring.parity);
+            tile = storage.tile[tile_ring.slot];
+            __syncwarp();
+            release(storage.tile_empty[tile_ring.slot]);
+            tile_ring.advance();
+        }
+    }
+}
+
+}  // namespace fa101::sm90

@@ -1,0 +1,81 @@
+// Layouts, products and shared memory of one compiled kernel.
+#pragma once
+
+#include "flash_attn_sm90/tile_config.h"
+
+// wgmma tiles whose width is any multiple of 8, such as 80.
+#ifndef CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
+#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
+#endif
+#include <cute/tensor.hpp>
+#include <cutlass/arch/barrier.h>
+#include <cutlass/numeric_types.h>
+
+namespace fa101::sm90 {
+
+template <class Element_, int kHeadDim_, int kGroups_, int kBlockN_ = block_n(kHeadDim_, kGroups_),
+          bool kTakesTurns_ = takes_turns(kHeadDim_)>
+struct KernelTraits {
+    using Element = Element_;
+    static constexpr int kHeadDim = kHeadDim_;
+    static constexpr int kGroups = kGroups_;  // consumer warpgroups
+    static constexpr int kBlockN = kBlockN_;
+    static constexpr bool kTakesTurns = kTakesTurns_;
+    static constexpr int kGroupM = 64;  // the rows of one wgmma
+    static constexpr int kBlockM = kGroupM * kGroups;
+    static constexpr int kThreads = 128 * (1 + kGroups);
+
+    // setmaxnreg: 65536 registers over kThreads, moved from the producer to the consumers.
+    static constexpr int kProducerRegisters = kGroups == 2 ? 24 : 32;
+    static constexpr int kConsumerRegisters = kGroups == 2 ? 240 : 160;
+
+    // One TMA box is 64 elements (128 bytes, the swizzle's width) by a tile's rows; a tile is
+    // head_dim / 64 boxes, one after the other. That is what these layouts say:
+    //   row-major rows of 64 elements, 16-byte chunks of row r permuted by xor with r % 8.
+    static constexpr int kBox = 64;
+    static_assert(kHeadDim % kBox == 0 && kHeadDim <= 256);
+    static_assert(kBlockN % 16 == 0 && kBlockN <= 256 && (kGroups == 2 || kGroups == 3));
+
+    using SmemLayoutQ = decltype(cute::tile_to_shape(
+        cute::SM90::GMMA::Layout_K_SW128_Atom<Element>{},
+        cute::Shape<cute::Int<kGroupM>, cute::Int<kHeadDim>>{}));  // (64, HeadDim), one group's
+    using SmemLayoutK = decltype(cute::tile_to_shape(
+        cute::SM90::GMMA::Layout_K_SW128_Atom<Element>{},
+        cute::Shape<cute::Int<kBlockN>, cute::Int<kHeadDim>,
+                    cute::Int<kStages>>{}));  // (BlockN, HeadDim, Stages)
+    // V as it came, (BlockN, HeadDim), read as its transpose: wgmma takes 16-bit operands in either
+    // order.
+    using SmemLayoutVt = decltype(cute::tile_to_shape(
+        cute::SM90::GMMA::Layout_MN_SW128_Atom<Element>{},
+        cute::Shape<cute::Int<kHeadDim>, cute::Int<kBlockN>, cute::Int<kStages>>{},
+        cute::Step<cute::_2, cute::_1, cute::_3>{}));  // (HeadDim, BlockN, Stages)
+
+    // S = Q K^T, both from shared memory; O += P V, P from registers. Each for one group.
+    using TiledMmaQK = decltype(cute::make_tiled_mma(
+        cute::SM90::GMMA::ss_op_selector<
+            Element, Element, float,
+            cute::Shape<cute::Int<kGroupM>, cute::Int<kBlockN>, cute::Int<kHeadDim>>>()));
+    using TiledMmaPV = decltype(cute::make_tiled_mma(
+        cute::SM90::GMMA::rs_op_selector<
+            Element, Element, float,
+            cute::Shape<cute::Int<kGroupM>, cute::Int<kHeadDim>, cute::Int<kBlockN>>,
+            cute::SM90::GMMA::Major::K, cute::SM90::GMMA::Major::MN>()));
+    static_assert(decltype(size(TiledMmaQK{}))::value == 128);
+
+    using FullBarrier = cutlass::arch::ClusterTransactionBarrier;  // counts TMA's bytes
+    using EmptyBarrier = cutlass::arch::ClusterBarrier;
+
+    struct alignas(1024) SharedStorage {
+        alignas(1024) Element q[kGroups][kGroupM * kHeadDim];
+        alignas(1024) Element k[kStages][kBlockN * kHeadDim];
+        alignas(1024) Element v[kStages][kBlockN * kHeadDim];
+        FullBarrier q_full[kGroups], k_full[kStages], v_full[kStages];
+        EmptyBarrier q_empty[kGroups], k_empty[kStages], v_empty[kStages];
+        EmptyBarrier tile_full[kStages], tile_empty[kStages];
+        volatile int tile[kStages];  // numbers of the tiles to come
+    };
+    static constexpr int kSmemBytes = sizeof(SharedStorage);
+    static_assert(kSmemBytes <= 227 * 1024);
+};
+
+}  // namespace fa101::sm90

@@ -1,0 +1,157 @@
+// Host side: tensor maps, tile numbering, the launch.
+#pragma once
+
+#include <fa101/error.h>
+#include <fa101/params.h>
+#include <fa101/plan.h>
+
+#include "common/launch.h"
+#include "flash_attn_sm90/kernel.cuh"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <type_traits>
+
+namespace fa101::sm90 {
+
+// The driver's encoder, asked of the runtime so that libcuda is never linked.
+inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
+    static const auto encoder = [] {
+        void* function = nullptr;
+        cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
+        check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                                    cudaEnableDefault, &found),
+                   "cuTensorMapEncodeTiled");
+#else
+        check_cuda(
+            cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found),
+            "cuTensorMapEncodeTiled");
+#endif
+        if (found != cudaDriverEntryPointSuccess) {
+            throw CudaError("the driver has no cuTensorMapEncodeTiled; those from CUDA 12.0 on do");
+        }
+        return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+    }();
+    return encoder;
+}
+
+// (batch, heads, rows, head_dim) for TMA, innermost first; a box is box_rows x 64 elements,
+// swizzled as wgmma reads it. What lies outside arrives as zeros.
+template <class Element>
+CUtensorMap make_tensor_map(const char* name, const void* ptr, int64_t batch, int64_t heads,
+                            int64_t rows, int64_t head_dim, int64_t batch_stride,
+                            int64_t head_stride, int64_t row_stride, int box_rows) {
+    // The stride of an axis of one element is never used, but it has to be a legal one.
+    const auto bytes = [](int64_t size, int64_t stride) {
+        return static_cast<cuuint64_t>(size == 1 ? 16 : stride * int64_t{sizeof(Element)});
+    };
+    const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(head_dim), static_cast<cuuint64_t>(rows),
+                                 static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(batch)};
+    const cuuint64_t strides[3] = {bytes(rows, row_stride), bytes(heads, head_stride),
+                                   bytes(batch, batch_stride)};
+    const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(box_rows), 1, 1};
+    const cuuint32_t steps[4] = {1, 1, 1, 1};
+    CUtensorMap map;
+    const CUresult status = tensor_map_encoder()(
+        &map,
+        std::is_same_v<Element, cutlass::half_t> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        4, const_cast<void*>(ptr), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (status != CUDA_SUCCESS) {
+        throw CudaError("cuTensorMapEncodeTiled refuses " + std::string(name) + " (status " +
+                        std::to_string(static_cast<int>(status)) + ")");
+    }
+    return map;
+}
+
+template <class Traits>
+KernelParams make_kernel_params(const Problem& problem, const Tensors& t, int* next_tile) {
+    using Element = typename Traits::Element;
+    KernelParams p;
+    p.q_map = make_tensor_map<Element>("q", t.q_ptr, problem.batch, problem.num_heads,
+                                       problem.seqlen_q, problem.head_dim, t.q_batch_stride,
+                                       t.q_head_stride, t.q_row_stride, Traits::kGroupM);
+    if (problem.seqlen_k > 0) {
+        p.k_map = make_tensor_map<Element>("k", t.k_ptr, problem.batch, problem.num_heads_kv,
+                                           problem.seqlen_k, problem.head_dim, t.k_batch_stride,
+                                           t.k_head_stride, t.k_row_stride, Traits::kBlockN);
+        p.v_map = make_tensor_map<Element>("v", t.v_ptr, problem.batch, problem.num_heads_kv,
+                                           problem.seqlen_k, problem.head_dim_v, t.v_batch_stride,
+                                           t.v_head_stride, t.v_row_stride, Traits::kBlockN);
+    } else {  // there is no map of nothing, and nothing is loaded
+        p.k_map = p.v_map = p.q_map;
+    }
+    p.t = t;
+    p.mask = Mask{problem.seqlen_k, problem.mask_right};
+    p.seqlen_q = static_cast<int>(problem.seqlen_q);
+    p.num_heads = static_cast<int>(problem.num_heads);
+    p.group_size = static_cast<int>(problem.group_size());
+    p.head_dim = static_cast<int>(problem.head_dim);
+    p.head_dim_v = static_cast<int>(problem.head_dim_v);
+    p.num_m_blocks = ceil_div(p.seqlen_q, Traits::kBlockM);
+    p.num_batch_heads = static_cast<int>(problem.batch * problem.num_heads);
+    p.num_tiles = p.num_m_blocks * p.num_batch_heads;
+
+    // Masked tiles differ in length: the longest first, over as many heads as share L2. Equal tiles
+    // go head by head.
+    constexpr int64_t kL2Budget = 32 << 20;
+    const int64_t bytes_per_head = problem.seqlen_k * (problem.head_dim + problem.head_dim_v) *
+                                   int64_t{sizeof(Element)} / problem.group_size();
+    p.section_heads =
+        problem.is_masked()
+            ? static_cast<int>(std::clamp<int64_t>(kL2Budget / std::max<int64_t>(bytes_per_head, 1),
+                                                   1, p.num_batch_heads))
+            : 1;
+    p.next_tile = next_tile;
+
+    const float scale = problem.softmax_scale;
+    p.logit_factor = scale > 0 ? 1.0f : scale < 0 ? -1.0f : 0.0f;
+    p.softmax_scale_log2 = scale == 0 ? 1.0f : std::fabs(scale) * kLog2e;
+    return p;
+}
+
+template <class Traits>
+void run_kernel(const Problem& problem, const Tensors& tensors, int* next_tile, Stream stream) {
+    const auto kernel = flash_attn_sm90_kernel<Traits>;
+    const auto cuda_stream = static_cast<cudaStream_t>(stream);
+    const KernelParams p = make_kernel_params<Traits>(problem, tensors, next_tile);
+    int num_sms = 0;
+    check_cuda(
+        cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, tensors.device_index),
+        "cudaDevAttrMultiProcessorCount");
+    const int grid = std::min(p.num_tiles, num_sms);
+    if (next_tile != nullptr) {
+        check_cuda(cudaMemsetAsync(next_tile, 0, sizeof(int), cuda_stream), "cudaMemsetAsync");
+    }
+    allow_shared_memory(kernel, "flash_attn_sm90_kernel", Traits::kSmemBytes);
+    kernel<<<grid, Traits::kThreads, Traits::kSmemBytes, cuda_stream>>>(p);
+    check_launch("flash_attn_sm90_kernel", grid, Traits::kThreads, Traits::kSmemBytes);
+}
+
+// The kernel of a head_dim that the plan's tile and the dtype name.
+template <int kHeadDim>
+void run_hdim(const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace,
+              Stream stream) {
+    const auto run = [&](auto element) {
+        using Element = decltype(element);
+        constexpr int kMaxGroups = max_groups(kHeadDim);
+        int* next_tile = plan.workspace_bytes > 0 ? static_cast<int*>(workspace) : nullptr;
+        if (plan.tile.block_m == 64 * kMaxGroups) {
+            run_kernel<KernelTraits<Element, kHeadDim, kMaxGroups>>(problem, tensors, next_tile,
+                                                                    stream);
+        } else {
+            run_kernel<KernelTraits<Element, kHeadDim, 2>>(problem, tensors, next_tile, stream);
+        }
+    };
+    if (problem.dtype_q == DType::kFloat16) {
+        run(cutlass::half_t{});
+    } else {
+        run(cutlass::bfloat16_t{});
+    }
+}
+
+}  // namespace fa101::sm90
