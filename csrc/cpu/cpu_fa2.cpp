@@ -9,8 +9,8 @@
 // Traffic. A block of M queries reads every K and V once: Sq / M * Sk * (D + Dv) elements from L3
 // or memory, and Q and O once each; S never leaves L1. With M = 256 an element that comes in meets
 // 256 FMAs, 16 cycles of an AVX-512 unit: memory is no longer the limit, and the inner loops run at
-// the speed of the FMA units. cpu_fa1 moves O (and Q) once per tile of keys instead,
-// and has only batch * heads tasks for its threads.
+// the speed of the FMA units. cpu_fa1 moves O (and Q) once per tile of keys instead, and has only
+// batch * heads tasks for its threads.
 //
 // Next rung: none on a CPU. The register tile (simd_kernels.cpp) is within some percent of the FMA
 // peak; what is left is the softmax (7 FMA slots a logit against 2 D in the products) and the
