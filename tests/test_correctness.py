@@ -81,7 +81,7 @@ def test_same_bits_every_time(kernel):
 
 
 def test_every_kernel_is_here():
-    cuda = {"naive", "fa1", "fa2", "fa2_cute"}
+    cuda = {"naive", "fa1", "fa2", "fa2_cute", "sm90"}
     cpu = {"cpu_naive", "cpu_fa1", "cpu_fa2"}
     assert {(k["name"], k["device"]) for k in fa101.kernels()} == {
         *((name, "cuda") for name in cuda),

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ import fa101
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 HALF = {torch.float16, torch.bfloat16}
+TENSOR_CORES = {"fa2_cute", "sm90"}
 
 
 def kernel_params(device=None):
@@ -33,12 +35,12 @@ def kernels_on(device):
 
 
 def dtype_of(kernel):
-    return torch.float16 if kernel == "fa2_cute" else torch.float32
+    return torch.float16 if kernel in TENSOR_CORES else torch.float32
 
 
 def answers(kernel, dtype, head_dim):
     """What the support table of the README promises."""
-    if kernel == "fa2_cute":
+    if kernel in TENSOR_CORES:
         return dtype in HALF and head_dim % 8 == 0 and head_dim <= 256
     limits = {"naive": 1024, "fa1": 256, "fa2": 256}  # the CPU kernels have none
     return head_dim <= limits.get(kernel, head_dim)
@@ -92,9 +94,17 @@ def poisoned_memory():
 
 
 def attend(q, k, v, **options):
-    """(out, lse), from poisoned outputs and workspace."""
+    """(out, lse), from poisoned outputs and workspace.
+
+    Skips what the README's table leaves to other kernels: strides that TMA cannot address.
+    """
     with poisoned_memory():
-        return fa101.flash_attention(q, k, v, return_lse=True, **options)
+        try:
+            return fa101.flash_attention(q, k, v, return_lse=True, **options)
+        except ValueError as error:
+            if options.get("kernel") == "sm90" and re.search("TMA|16 bytes", str(error)):
+                pytest.skip(str(error))
+            raise
 
 
 def bits(x):
