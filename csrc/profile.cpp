@@ -42,12 +42,13 @@ int list_kernels() {
 }
 
 // `notice` receives why it is the CPU when the user did not say.
-std::unique_ptr<Backend> open_backend(const std::optional<Device>& wanted, std::string* notice) {
+std::unique_ptr<Backend> open_backend(const Arguments& args, std::string* notice) {
+    const std::optional<Device>& wanted = args.device;
     if (wanted && wanted->type == DeviceType::kCpu) return open_cpu();
     std::string reason;
     const int count = cuda_device_count(&reason);
     if (wanted && wanted->index >= count) {
-        throw BadArgument("--device", "cuda:" + std::to_string(wanted->index),
+        throw BadArgument("--device", args.device_text,
                           count == 0 ? "cpu, as there is no usable GPU: " + reason
                                      : "cpu or below cuda:" + std::to_string(count));
     }
@@ -112,7 +113,7 @@ void profile_problem(Backend& backend, const Sizes& sizes, DType dtype, const Ar
 
 int profile(const Arguments& args) {
     std::string notice;
-    const std::unique_ptr<Backend> backend = open_backend(args.device, &notice);
+    const std::unique_ptr<Backend> backend = open_backend(args, &notice);
     require_writable_files(args);
     std::fputs(notice.c_str(), stdout);
     const bool on_gpu = backend->id.type == DeviceType::kCuda;

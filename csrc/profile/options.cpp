@@ -260,7 +260,10 @@ Arguments parse_arguments(int argc, const char* const* argv) {
         args.dtype = find_named("--dtype", given["--dtype"], kDTypes).dtype;
     }
     if (is_given("--impl")) args.kernels = read_kernels(given["--impl"]);
-    if (is_given("--device")) args.device = read_device(given["--device"]);
+    if (is_given("--device")) {
+        args.device_text = given["--device"];
+        args.device = read_device(args.device_text);
+    }
     if (is_given("--warmup")) {
         args.warmup = read_number("--warmup", given["--warmup"], 0, kMaxRepeats);
     }

@@ -38,7 +38,8 @@ struct Arguments {
     bool causal = false;
     std::vector<std::string> kernels;  // empty: all of the device
 
-    std::optional<Device> device;   // empty: the first GPU, or the CPU where there is none
+    std::optional<Device> device;  // empty: the first GPU, or the CPU where there is none
+    std::string device_text = "auto";
     std::optional<int64_t> warmup;  // empty: up to 3, less for slow kernels
     std::optional<int64_t> iters;   // empty: up to 100, as many as fit in a second
     bool check = true;

@@ -90,6 +90,7 @@ Json json_of(const Arguments& args, DType dtype) {
     const auto text = [](const std::string& s) { return s.empty() ? Json(nullptr) : Json(s); };
     return {{"preset", args.preset},
             {"sweep", text(args.sweep)},
+            {"device", args.device_text},
             {"dtype", name_of(dtype)},
             {"causal", args.causal},
             {"impl", args.kernels.empty() ? Json("all") : Json(args.kernels)},

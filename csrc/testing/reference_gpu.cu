@@ -80,8 +80,8 @@ __global__ void __launch_bounds__(kThreads)
         __syncthreads();
         for (int64_t d = threadIdx.x; d < p.head_dim_v; d += kThreads) {
             double sum = acc[d];
-            for (int j = 0; j < n; ++j)
-                sum += weights[j] * widen(v[(chunk + j) * t.v_row_stride + d]);
+            const T* v_column = v + chunk * t.v_row_stride + d;
+            for (int j = 0; j < n; ++j) sum += weights[j] * widen(v_column[j * t.v_row_stride]);
             acc[d] = sum;
         }
     }

@@ -177,6 +177,7 @@ TEST_CASE("a small run on the CPU: table, JSON and CSV") {
     CHECK(json["fa101"] == FA101_VERSION);
     CHECK(json["device"]["type"] == "cpu");
     CHECK(json["device"]["simd"] == fa101::name_of(fa101::cpu_simd_level()));
+    CHECK(json["options"]["device"] == "cpu");
     CHECK(json["options"]["seed"] == 3);
     CHECK(json["options"]["iters"] == 3);
     CHECK(json["options"]["dtype"] == "float32");
@@ -256,7 +257,7 @@ TEST_CASE("without a GPU the CPU is profiled, and says so") {
     CHECK(cuda.code == 2);
     CHECK(cuda.out.empty());
     CHECK(cuda.err ==
-          "profile-attention: --device is 'cuda:0'; it must be cpu, as there is no usable "
+          "profile-attention: --device is 'cuda'; it must be cpu, as there is no usable "
           "GPU: " +
               reason + "\n");
 }
