@@ -42,11 +42,15 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
         return std::string("it needs float16 or bfloat16 for q, k, v and out; they have ") +
                name_of(p.dtype_q) + ", " + name_of(p.dtype_kv) + " and " + name_of(p.dtype_o);
     }
+    if (p.head_dim % 8 != 0 || p.head_dim_v % 8 != 0) {
+        return "head_dim is " + std::to_string(p.head_dim) + " and head_dim_v " +
+               std::to_string(p.head_dim_v) + "; they must be multiples of 8";
+    }
     if (tile_head_dim(p) == 0) {
         return "head_dim is " + std::to_string(std::max(p.head_dim, p.head_dim_v)) +
                ", more than its tiles hold in this build (FA101_HEAD_DIMS, at most 256)";
     }
-    if (!p.aligned16) return "rows of q, k, v and out must start at, and be, multiples of 16 bytes";
+    if (!p.aligned16) return "each row of q, k, v and out must start at a multiple of 16 bytes";
     if (!p.tma) {
         return "TMA cannot address q, k or v: strides must be positive and less than 2^40 bytes";
     }
