@@ -63,9 +63,9 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
     return "";
 }
 
-Tile tile(const Problem& p, const DeviceInfo&) {
+Tile tile(const Problem& p, const DeviceInfo& device) {
     const int head_dim = tile_head_dim(p);
-    const int groups = groups_for(p, head_dim);
+    const int groups = groups_for(p, device.num_sms, head_dim);
     return {64 * groups, block_n(head_dim, groups), head_dim, 4 * (1 + groups), kStages};
 }
 

@@ -4,9 +4,9 @@
 //
 // Bytes. A tile of kBlockM queries reads Q and writes O once, and streams the K and V that it sees:
 // for each key 4 * head_dim bytes and 4 * head_dim * kBlockM FLOP, so kBlockM FLOP a byte. The
-// heads at work stay in L2: memory is idle, but 128 rows at 660 TFLOP/s draw 5.2 TB/s from L2,
-// which is near what it gives; 192 rows at 690 draw 3.6. The next rung would share them: two blocks
-// of a cluster, each loading half of every K and V for both (multicast).
+// heads at work stay in L2: memory is idle, but 128 rows at 660 TFLOP/s draw 5.2 TB/s from L2, and
+// 192 rows at 690 draw 3.6. The next rung would share them: two blocks of a cluster, each loading
+// half of every K and V for both (multicast).
 //
 // One tile of queries, n = the last key block that any of its rows sees. Keys go from last to
 // first, so that the blocks that need the mask come first:

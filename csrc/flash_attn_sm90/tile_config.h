@@ -29,11 +29,13 @@ constexpr bool takes_turns(int head_dim) { return head_dim == 256; }
 
 constexpr int kStages = 2;  // K and V blocks in shared memory, each
 
-inline int groups_for(const Problem& p, int head_dim) {
+inline int groups_for(const Problem& p, int num_sms, int head_dim) {
     // Rows that tiles of so many groups compute, the empty ones of the last tile among them.
     const auto rows = [&p](int64_t groups) {
         return groups * 64 * ceil_div<int64_t>(p.seqlen_q, groups * 64);
     };
+    // Each SM has one tile at most: the shorter ends earlier.
+    if (p.batch * p.num_heads * rows(2) <= int64_t{128} * num_sms) return 2;
     bool three = false;
     if (head_dim == 64) {
         three = 4 * rows(3) <= 5 * rows(2) && (!p.is_masked() || p.seqlen_q > 1024);

@@ -118,6 +118,8 @@ TEST_CASE("sm90's tile follows the problem; its counter, where needed, is in the
     CHECK(tile(64, 4096, true).block_m == 192);
     CHECK(tile(64, 256, false).block_m == 128);  // 192 would compute half as many rows again
     CHECK(tile(64, 1024, true).block_m == 128);
+    CHECK(tile(64, 1024, false).block_m == 128);  // 128 tiles: less than one for each SM
+    CHECK(tile(64, 2048, false).block_m == 192);
     CHECK(tile(128, 1024, false).block_n == 128);
     CHECK(tile(128, 16384, false).block_n == 80);
     CHECK(tile(96, 1024, false).head_dim == 128);
