@@ -65,8 +65,9 @@ void Head::load_q(const Panel& panel, const Scratch& scratch, float* q_panel) co
 
 const int32_t* Head::visible(const Panel& panel, int64_t begin, int64_t n, int32_t* buffer) const {
     if (mask_.key_end(panel.begin) >= begin + n) return nullptr;
-    const Mask mask = mask_.shifted(panel.begin, begin);
-    for (int lane = 0; lane < panel.width; ++lane) buffer[lane] = mask.key_end(lane);
+    for (int lane = 0; lane < panel.width; ++lane) {
+        buffer[lane] = static_cast<int32_t>(mask_.key_end(panel.begin + lane) - begin);
+    }
     return buffer;
 }
 
