@@ -4,6 +4,7 @@
 
 #include "build_config.h"
 #include "cpu/cpu_families.h"
+#include "flash_attn/family.h"
 #include "flash_attn_1.h"
 #include "flash_attn_2.h"
 #include "flash_attn_sm90/family.h"
@@ -56,6 +57,17 @@ constexpr KernelFamily kFa2 = {
     FA101_CUDA_CORE_ARCHS,
 };
 
+constexpr KernelFamily kFa2Cute = {
+    "fa2_cute",
+    DeviceType::kCuda,
+    "the same loop on tensor cores with CuTe: layouts, ldmatrix, cp.async, swizzles",
+    fa2_cute::supports,
+    fa2_cute::tile,
+    fa2_cute::workspace,
+    FA101_CUDA_LAUNCH(fa2_cute::launch),
+    FA101_CUTE_ARCHS,
+};
+
 constexpr KernelFamily kSm90 = {
     "sm90",
     DeviceType::kCuda,
@@ -71,6 +83,7 @@ constexpr const KernelFamily* kFamilies[] = {
     &kNaive,
     &kFa1,
     &kFa2,
+    &kFa2Cute,
     &kSm90,
     &kCpuNaiveFamily,
     &kCpuFa1Family,

@@ -18,6 +18,21 @@ FA101_HOST_DEVICE constexpr Int ceil_div(Int a, Int b) {
     return (a + b - 1) / b;
 }
 
+// The mask as one tile sees it, in 32 bits: queries count from the tile's first, keys from any key.
+struct TileMask {
+    int num_keys;
+    int first_key_end;  // of query 0, were there keys without end to either side
+
+    FA101_HOST_DEVICE int key_end(int i) const {
+        const int end = i + first_key_end;
+        return end < 0 ? 0 : end < num_keys ? end : num_keys;
+    }
+
+    FA101_HOST_DEVICE TileMask from_key(int n_begin) const {
+        return {num_keys - n_begin, first_key_end - n_begin};
+    }
+};
+
 struct Mask {
     int64_t seqlen_k;
     int64_t mask_right;  // see Problem::mask_right
@@ -26,6 +41,14 @@ struct Mask {
     FA101_HOST_DEVICE int key_end(int64_t i) const {
         const int64_t end = i + mask_right + 1;
         return static_cast<int>(end < 0 ? 0 : end < seqlen_k ? end : seqlen_k);
+    }
+
+    // For the queries [m_begin, m_begin + block_m). Past either end of the keys it does not matter
+    // how far the diagonal is, so it is cut to what the tile can tell.
+    FA101_HOST_DEVICE TileMask tile(int m_begin, int block_m) const {
+        const int64_t end = m_begin + mask_right + 1;
+        return {static_cast<int>(seqlen_k),
+                static_cast<int>(end < -block_m ? -block_m : end < seqlen_k ? end : seqlen_k)};
     }
 
     // The same mask with queries counted from m_begin and keys from n_begin.

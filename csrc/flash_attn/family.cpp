@@ -1,0 +1,100 @@
+#include "flash_attn/family.h"
+
+#include <fa101/error.h>
+
+#include "build_config.h"
+#include "common/mask.h"
+#include "flash_attn/tile_config.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+namespace fa101::fa2_cute {
+namespace {
+
+// Part of the build: chosen by FA101_HEAD_DIMS.
+constexpr bool is_compiled(int head_dim) {
+    for (int dim : {FA101_HEAD_DIM_LIST}) {
+        if (dim == head_dim) return true;
+    }
+    return false;
+}
+
+// The first compiled tile that holds q, k and v in at most `smem_bytes`; null: none does.
+const TileConfig* find_tile(const Problem& p, int64_t smem_bytes) {
+    for (const TileConfig& tile : kTiles) {
+        if (is_compiled(tile.head_dim) && std::max(p.head_dim, p.head_dim_v) <= tile.head_dim &&
+            tile.smem_bytes() <= smem_bytes) {
+            return &tile;
+        }
+    }
+    return nullptr;
+}
+
+constexpr bool kIsBuilt = FA101_HAS_CUDA && sizeof(FA101_CUTE_ARCHS) > 1;
+
+}  // namespace
+
+std::string supports(const Problem& p, const DeviceInfo& device) {
+    if (device.arch < 80) {
+        return "it needs sm_80 or later (cp.async, mma.m16n8k16); the GPU has sm_" +
+               std::to_string(device.arch);
+    }
+    if (p.dtype_q == DType::kFloat32 || p.dtype_kv != p.dtype_q || p.dtype_o != p.dtype_q) {
+        return std::string("it needs float16 or bfloat16 for q, k, v and out; they have ") +
+               name_of(p.dtype_q) + ", " + name_of(p.dtype_kv) + " and " + name_of(p.dtype_o);
+    }
+    if (p.head_dim % 8 != 0 || p.head_dim_v % 8 != 0) {
+        return "head_dim is " + std::to_string(p.head_dim) + " and head_dim_v " +
+               std::to_string(p.head_dim_v) + "; they must be multiples of 8";
+    }
+    if (find_tile(p, std::numeric_limits<int64_t>::max()) == nullptr) {
+        return "head_dim is " + std::to_string(std::max(p.head_dim, p.head_dim_v)) +
+               ", more than its tiles hold in this build (FA101_HEAD_DIMS, at most 256)";
+    }
+    const TileConfig* const tile = find_tile(p, device.smem_per_block);
+    if (tile == nullptr) {
+        return "its tiles for head_dim " + std::to_string(p.head_dim) + " need more than the " +
+               std::to_string(device.smem_per_block) + " bytes of shared memory a block has";
+    }
+    const int64_t blocks =
+        p.batch * p.num_heads * ceil_div<int64_t>(p.seqlen_q, tile->block_m);
+    if (blocks > std::numeric_limits<int>::max()) {
+        return "batch * num_heads * query tiles is " + std::to_string(blocks) +
+               "; a grid holds 2^31 - 1 blocks";
+    }
+    return "";
+}
+
+Tile tile(const Problem& p, const DeviceInfo& device) {
+    const TileConfig& tile = *find_tile(p, device.smem_per_block);
+    return {tile.block_m, tile.block_n, tile.head_dim, tile.num_warps, tile.stages};
+}
+
+int64_t workspace(const Tile&, const Problem&) { return 0; }
+
+void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, void*,
+            Stream stream) {
+    const int head_dim = plan.tile.head_dim;
+    if constexpr (kIsBuilt && is_compiled(64)) {
+        if (head_dim == 64) return run_hdim64(plan, problem, tensors, stream);
+    }
+    if constexpr (kIsBuilt && is_compiled(96)) {
+        if (head_dim == 96) return run_hdim96(plan, problem, tensors, stream);
+    }
+    if constexpr (kIsBuilt && is_compiled(128)) {
+        if (head_dim == 128) return run_hdim128(plan, problem, tensors, stream);
+    }
+    if constexpr (kIsBuilt && is_compiled(192)) {
+        if (head_dim == 192) return run_hdim192(plan, problem, tensors, stream);
+    }
+    if constexpr (kIsBuilt && is_compiled(256)) {
+        if (head_dim == 256) return run_hdim256(plan, problem, tensors, stream);
+    }
+    throw Unsupported("this build has no fa2_cute kernel for head_dim " + std::to_string(head_dim) +
+                      "; FA101_ARCHS and FA101_HEAD_DIMS say what is built");
+}
+
+}  // namespace fa101::fa2_cute

@@ -1,0 +1,271 @@
+// Lesson 3: FlashAttention-2 on tensor cores, with CuTe. The loop is lesson 2's; new is how data
+// reaches the arithmetic. mma.sync multiplies 16 x 16 by 16 x 8 values a warp and instruction, 16
+// times what CUDA cores do in the same time, so everything around it has to be cheap.
+//
+//   global  --cp.async-->  shared, swizzled  --ldmatrix-->  registers  --mma.sync-->  registers
+//
+// A block owns kBlockM queries of one head, each of its warps kWarpM consecutive rows of them. Keys
+// are visited from the last block to the first, so that those that need the mask come first:
+//
+//   step          n                     n-1                   n-2
+//   cp.async      K V (n-1)             K V (n-2)             ...
+//   each warp     QK  softmax  PV       QK  softmax  PV       ...
+//
+// One barrier a step says two things: all threads' shares of K and V (n) have landed, and all warps
+// are done with the slot that the next copies overwrite. Within a step a warp is on its own; what
+// keeps the tensor cores busy during one warp's softmax is another warp's product, which is why two
+// blocks a multiprocessor beat one of twice the size.
+//
+// Registers decide the tile. Of the 255 of a thread (32-bit each), at head_dim 128 with 128 x 48
+// and four warps: O 32 x 128 / 32 lanes = 128, S 48, fragments of Q 16 and of K or V about 12, m and
+// l 8: 212, and the rest for addresses. The copies' addresses would take 20 more if kept over the
+// loop, so they are worked out anew in every step (see reread_thread_index). At head_dim 64 O is
+// half as large and all of Q stays in registers.
+//
+// Bytes. Global: Q and O once, K and V once per tile of queries: 4 * head_dim bytes a key against
+// 4 * head_dim * kBlockM FLOP, so kBlockM = 128 FLOP a byte, mostly served by L2 because blocks of one head
+// run side by side. Shared: ldmatrix.x4 brings 512 bytes (4 cycles) that feed kWarpM / 8 mma. With
+// 32 rows a warp, S = Q K^T at head_dim 128 reads 5 such pieces for 12 mma, P V 8 for 32: both
+// together keep shared memory busy for about 3/4 of the time of the tensor cores. With 16 rows, as
+// head_dim 256 leaves no registers for more, it is shared memory that sets the pace.
+//
+// Next rung (sm90): wgmma reads its operands from shared memory by itself, once for 64 rows, TMA
+// moves tiles without threads or addresses, and a warp that only loads leaves the registers to those
+// that compute.
+//
+// Sources: Dao 2023 (arXiv 2307.08691) for the algorithm, the flash-attention repository for the
+// idea of walking the keys backwards, CUTLASS's CuTe tutorials for the idioms.
+#pragma once
+
+#include <fa101/params.h>
+
+#include "common/mask.h"
+#include "common/online_softmax.h"
+#include "cute/copy.cuh"
+#include "cute/fragment.cuh"
+#include "cute/mask.cuh"
+#include "cute/softmax.cuh"
+#include "flash_attn/kernel_traits.h"
+
+#include <cute/tensor.hpp>
+
+#include <cstdint>
+
+namespace fa101 {
+
+// softmax_scale = sign * scale_log2 / log2(e), scale_log2 > 0; Q takes the sign, which may be 0.
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
+    fa2_cute_kernel(Problem problem, Tensors tensors, float scale_log2) {
+    using namespace cute;
+    using Element = typename Traits::Element;
+    constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+    constexpr int kHeadDim = Traits::kHeadDim, kStages = Traits::kStages;
+    constexpr int kNThreads = Traits::kNThreads, kAhead = Traits::kAhead;
+    using TileQ = Shape<Int<kBlockM>, Int<kHeadDim>>;
+    using TileKV = Shape<Int<kBlockN>, Int<kHeadDim>>;
+    using TileS = Shape<Int<kBlockM>, Int<kBlockN>>;
+    const auto thread = [] { return reread_thread_index<kNThreads>(); };
+
+    // ---- Which tile ----
+    // Blocks of one head are neighbours, so its K and V stay in L2; with a mask the tiles that see
+    // most keys start first, and the short ones fill the gaps at the end.
+    const int seqlen_q = static_cast<int>(problem.seqlen_q);
+    const int seqlen_k = static_cast<int>(problem.seqlen_k);
+    const int num_heads = static_cast<int>(problem.num_heads);
+    struct TileIndex {
+        int m_begin, batch_head, batch, head;
+    };
+    const auto tile_index = [&](int block) -> TileIndex {
+        const int num_m_blocks = ceil_div(seqlen_q, kBlockM);
+        const int m_block = num_m_blocks - 1 - block % num_m_blocks;
+        const int batch_head = block / num_m_blocks;
+        return {m_block * kBlockM, batch_head, batch_head / num_heads, batch_head % num_heads};
+    };
+    const auto [m_begin, batch_head, bidb, bidh] = tile_index(blockIdx.x);
+
+    const int bidh_kv = bidh / (num_heads / static_cast<int>(problem.num_heads_kv));
+
+    const Mask mask{seqlen_k, problem.mask_right};
+    const TileMask tile_mask = mask.tile(m_begin, kBlockM);
+    const int n_block_end = mask.n_block_end(min(m_begin + kBlockM, seqlen_q), kBlockN);
+    const int n_block_full = mask.n_block_full(m_begin, kBlockN);
+
+    // ---- Copies: tensors in global and shared memory, and this thread's part of them ----
+    // Reading aid: tXsY is this thread's part, for the copy or product X, of tensor Y in shared
+    // memory; g is global, r registers, c coordinates.
+    const int head_dim = static_cast<int>(problem.head_dim);
+    const int head_dim_v = static_cast<int>(problem.head_dim_v);
+    const bool aligned16 = problem.aligned16;
+
+    extern __shared__ __align__(128) unsigned char smem[];
+    auto& shared = *reinterpret_cast<typename Traits::SharedStorage*>(smem);
+    using LayoutQ = typename Traits::SmemLayoutQ;
+    using LayoutKV = typename Traits::SmemLayoutKV;
+    Tensor sQ = make_tensor(make_smem_ptr(shared.q), LayoutQ{});   // (BlockM, HeadDim)
+    Tensor sK = make_tensor(make_smem_ptr(shared.k), LayoutKV{});  // (BlockN, HeadDim, Stages)
+    Tensor sV = make_tensor(make_smem_ptr(shared.v), LayoutKV{});  // (BlockN, HeadDim, Stages)
+    Tensor sVt = make_tensor(make_smem_ptr(shared.v),
+                             typename Traits::SmemLayoutVt{});     // (HeadDim, BlockN, Stages)
+    Tensor cQ = make_identity_tensor(TileQ{});                     // (i, j) -> (i, j)
+    Tensor cKV = make_identity_tensor(TileKV{});
+    Tensor cS = make_identity_tensor(TileS{});
+    typename Traits::GmemTiledCopy gmem_tiled_copy;
+
+    auto load_kv = [&](int n_block, int stage) {
+        const auto thr_copy = gmem_tiled_copy.get_thread_slice(thread());
+        const int n_begin = n_block * kBlockN;
+        const auto* k_ptr = static_cast<const Element*>(tensors.k_ptr) +
+                            bidb * tensors.k_batch_stride + bidh_kv * tensors.k_head_stride;
+        const auto* v_ptr = static_cast<const Element*>(tensors.v_ptr) +
+                            bidb * tensors.v_batch_stride + bidh_kv * tensors.v_head_stride;
+        Tensor gK = gmem_tile<TileKV>(k_ptr, tensors.k_row_stride, n_begin);  // (BlockN, HeadDim)
+        Tensor gV = gmem_tile<TileKV>(v_ptr, tensors.v_row_stride, n_begin);  // (BlockN, HeadDim)
+        Tensor tKVcKV = thr_copy.partition_S(cKV);                            // (CPY=8, rows, cols)
+        load_tile(thr_copy.partition_S(gK), thr_copy.partition_D(sK(_, _, stage)), tKVcKV,
+                  seqlen_k - n_begin, head_dim, aligned16);
+        load_tile(thr_copy.partition_S(gV), thr_copy.partition_D(sV(_, _, stage)), tKVcKV,
+                  seqlen_k - n_begin, head_dim_v, aligned16);
+    };
+
+    // ---- Products: fragments in registers ----
+    typename Traits::TiledMma tiled_mma;
+    using SmemCopyAtom = typename Traits::SmemCopyAtom;
+    const auto smem_copy_q = make_tiled_copy_A(SmemCopyAtom{}, tiled_mma);
+    const auto smem_copy_k = make_tiled_copy_B(SmemCopyAtom{}, tiled_mma);
+    const auto smem_copy_v = make_tiled_copy_B(typename Traits::SmemCopyAtomTransposed{}, tiled_mma);
+    Tensor tSrQ = make_tensor<Element>(
+        partition_shape_A(tiled_mma, TileQ{}));                // (MMA=8, MMA_M, MMA_K)
+    Tensor acc_o = partition_fragment_C(tiled_mma, TileQ{});   // (MMA=4, MMA_M, MMA_K)
+    Tensor o = rows_and_cols(acc_o);                           // (2 * MMA_M, 2 * MMA_K)
+    OnlineSoftmax<decltype(size<0>(o))::value> softmax;
+    clear(acc_o);
+
+    // From shared memory to tSrQ, k-step by k-step.
+    const auto q_loader = [&] {
+        const auto thr_copy = smem_copy_q.get_thread_slice(thread());
+        return [&, tSsQ = thr_copy.partition_S(sQ),            // (CPY=8, MMA_M, MMA_K)
+                tSrQ_copy = thr_copy.retile_D(tSrQ)](int k) mutable {
+            copy(smem_copy_q, tSsQ(_, _, k), tSrQ_copy(_, _, k));
+        };
+    };
+
+    // ---- Prologue: Q, and K and V of the first kStages - 1 blocks ----
+    if (n_block_end > 0) {
+        const auto thr_copy = gmem_tiled_copy.get_thread_slice(thread());
+        const auto* q_ptr = static_cast<const Element*>(tensors.q_ptr) +
+                            bidb * tensors.q_batch_stride + bidh * tensors.q_head_stride;
+        Tensor gQ = gmem_tile<TileQ>(q_ptr, tensors.q_row_stride, m_begin);  // (BlockM, HeadDim)
+        Tensor tQsQ = thr_copy.partition_D(sQ);                              // (CPY=8, rows, cols)
+        load_tile(thr_copy.partition_S(gQ), tQsQ, thr_copy.partition_S(cQ), seqlen_q - m_begin,
+                  head_dim, aligned16);
+        CUTE_UNROLL
+        for (int i = 0; i < kStages - 1; ++i) {
+            if (i < n_block_end) load_kv(n_block_end - 1 - i, i);
+            cp_async_fence();
+        }
+        if (!(problem.softmax_scale > 0.0f)) {
+            cp_async_wait<0>();  // this thread's part; the barrier below is for the others
+            const Element sign(problem.softmax_scale < 0.0f ? -1.0f : 0.0f);
+            CUTE_NO_UNROLL
+            for (int i = 0; i < size(tQsQ); ++i) tQsQ(i) = tQsQ(i) * sign;
+        }
+        if constexpr (Traits::kQInRegisters) {
+            cp_async_wait<kStages - 2>();
+            __syncthreads();
+            auto load_q = q_loader();
+            CUTE_UNROLL
+            for (int k = 0; k < size<2>(tSrQ); ++k) load_q(k);
+        }
+    }
+
+    // ---- Main loop ----
+    int stage = 0;
+    const auto step = [&](int n_block, auto is_masked) {
+        constexpr bool kIsMasked = decltype(is_masked)::value;
+        const TileMask block_mask = tile_mask.from_key(n_block * kBlockN);
+
+        cp_async_wait<kStages - 2>();
+        bool nonfinite = false;
+        if constexpr (kIsMasked) {
+            const auto thr_copy = gmem_tiled_copy.get_thread_slice(thread());
+            nonfinite = __syncthreads_or(has_nonfinite(thr_copy.partition_D(sV(_, _, stage))));
+        } else {
+            __syncthreads();
+        }
+        if (n_block >= kStages - 1) {
+            load_kv(n_block - (kStages - 1), stage == 0 ? kStages - 1 : stage - 1);
+        }
+        cp_async_fence();
+
+        // A warp none of whose rows sees the block has nothing to do in it.
+        const int last_row = (thread() / 32 + 1) * Traits::kWarpM - 1;
+        if (!kIsMasked || nonfinite || block_mask.key_end(last_row) > 0) {
+            Tensor acc_s = partition_fragment_C(tiled_mma, TileS{});  // (MMA=4, MMA_M, MMA_N)
+            Tensor s = rows_and_cols(acc_s);                          // (2 * MMA_M, 2 * MMA_N)
+            clear(acc_s);
+            if constexpr (Traits::kQInRegisters) {
+                warp_gemm<kAhead>(tiled_mma, smem_copy_k, acc_s, tSrQ, sK(_, _, stage), thread(),
+                                  InRegisters{});
+            } else {
+                warp_gemm<kAhead>(tiled_mma, smem_copy_k, acc_s, tSrQ, sK(_, _, stage), thread(),
+                                  q_loader());
+            }
+            if constexpr (kIsMasked) {
+                const auto thr_mma = tiled_mma.get_thread_slice(thread());
+                mask_logits(s, rows_and_cols(thr_mma.partition_C(cS)), block_mask);
+            }
+            softmax.step(s, o, scale_log2);
+            Tensor rP = round_to<Element>(acc_s);  // (MMA=4, MMA_M, MMA_N)
+            if (kIsMasked && nonfinite) {
+                // The K of this block is used up: its place holds the sums.
+                Element* sums = &sK(0, 0, stage);
+                __syncthreads();
+                take_out_nonfinite(sV(_, _, stage), sums, thread(), kNThreads);
+                __syncthreads();
+                const auto thr_mma = tiled_mma.get_thread_slice(thread());
+                add_nonfinite<kBlockN, kHeadDim>(sums, o, rows_and_cols(thr_mma.partition_C(cQ)),
+                                                 block_mask);
+            }
+            warp_gemm<kAhead>(tiled_mma, smem_copy_v, acc_o, as_a_operand(rP), sVt(_, _, stage),
+                              thread(), InRegisters{});
+        }
+        stage = stage == kStages - 1 ? 0 : stage + 1;
+    };
+    int n_block = n_block_end - 1;
+    CUTE_NO_UNROLL
+    for (; n_block >= n_block_full; --n_block) step(n_block, true_type{});
+    CUTE_NO_UNROLL
+    for (; n_block >= 0; --n_block) step(n_block, false_type{});
+
+    // ---- Epilogue: O / l and lse; O through the memory of Q, to leave in whole rows ----
+    const TileIndex tile = tile_index(reread_block_index());
+    const auto thr_mma = tiled_mma.get_thread_slice(thread());
+    Tensor o_coord = rows_and_cols(thr_mma.partition_C(cQ));  // (2 * MMA_M, 2 * MMA_K)
+    softmax.finish();
+    CUTE_UNROLL
+    for (int r = 0; r < size<0>(o); ++r) {
+        const int row = tile.m_begin + get<0>(o_coord(r, 0));
+        const float inverse = inverse_row_sum(softmax.row_sum[r], mask.key_end(row) > 0);
+        CUTE_UNROLL
+        for (int c = 0; c < size<1>(o); ++c) o(r, c) *= inverse;
+        if (tensors.lse_ptr != nullptr && get<1>(o_coord(r, 0)) == 0 && row < seqlen_q) {
+            tensors.lse_ptr[tile.batch_head * problem.seqlen_q + row] =
+                log_sum_exp(softmax.row_max[r], softmax.row_sum[r]);
+        }
+    }
+    // A warp writes and reads only its own rows of sQ up to here.
+    Tensor rO = round_to<Element>(acc_o);  // (MMA=4, MMA_M, MMA_K)
+    const auto smem_copy_o = make_tiled_copy_C(typename Traits::SmemCopyAtomO{}, tiled_mma);
+    const auto smem_thr_copy_o = smem_copy_o.get_thread_slice(thread());
+    copy(smem_copy_o, smem_thr_copy_o.retile_S(rO), smem_thr_copy_o.partition_D(sQ));
+    __syncthreads();
+    auto* o_ptr = static_cast<Element*>(tensors.o_ptr) + tile.batch * tensors.o_batch_stride +
+                  tile.head * tensors.o_head_stride;
+    Tensor gO = gmem_tile<TileQ>(o_ptr, tensors.o_row_stride, tile.m_begin);  // (BlockM, HeadDim)
+    const auto thr_copy = gmem_tiled_copy.get_thread_slice(thread());
+    store_tile(thr_copy.partition_S(sQ), thr_copy.partition_D(gO), thr_copy.partition_S(cQ),
+               seqlen_q - tile.m_begin, head_dim_v, aligned16);
+}
+
+}  // namespace fa101
