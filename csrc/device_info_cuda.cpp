@@ -108,10 +108,10 @@ void cuda_synchronize(int index) {
 CudaDeviceGuard::CudaDeviceGuard(int index) {
     int current = 0;
     check_cuda(cudaGetDevice(&current), "cudaGetDevice");
-    if (current != index) {
-        check_cuda(cudaSetDevice(index), "cudaSetDevice");
-        previous_ = current;
-    }
+    // Also when it is current: this binds the device's context to the thread, which calls into the
+    // driver (tensor maps) need and a thread's first runtime call does not always do.
+    check_cuda(cudaSetDevice(index), "cudaSetDevice");
+    if (current != index) previous_ = current;
 }
 
 CudaDeviceGuard::~CudaDeviceGuard() {

@@ -15,17 +15,16 @@
 // give 75 flops per byte; S and P would have cost 16 bytes per 4 * head_dim flops, 16 per byte. All
 // of it is bought with shared memory: half the keys, twice the trips of O.
 //
-// Parallelism is the other price: O may not be updated by two blocks at once, so a thread block owns
-// a head, as in the paper, and batch * num_heads of them must fill the device. On 132 SMs 128 do; 16
-// (one sequence of 16 k tokens, 16 heads) leave 7 of 8 SMs idle, and naive, with a block per tile,
-// overtakes.
+// Parallelism is the other price: O may not be updated by two blocks at once, so a thread block
+// owns a head, as in the paper, and batch * num_heads of them must fill the device. On 132 SMs 128
+// do; 16 (one sequence of 16 k tokens, 16 heads) leave 7 of 8 SMs idle, and naive, with a block per
+// tile, overtakes.
 //
 // Next rung (fa2): swap the loops.
-#include "flash_attn_1.h"
-
 #include "common/dispatch.h"
 #include "common/launch.h"
 #include "common/warp_tile.cuh"
+#include "flash_attn_1.h"
 
 #include <cstdint>
 
@@ -46,6 +45,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps<W>)
     const float softmax_scale_log2 = p.softmax_scale * kLog2e;
     const Head<T> h(p, t, blockIdx.x);
     const Mask mask{p.seqlen_k, p.mask_right};
+    T* const o_out = h.o + 4 * lane_n;             // this lane's first column of the output
+    const int num_cols = head_dim_v - 4 * lane_n;  // and what is there from it on
 
     float* const head_accum = accum + blockIdx.x * Accum::floats(seqlen_q);
 
@@ -57,10 +58,12 @@ __global__ void __launch_bounds__(32 * kMaxWarps<W>)
 
     for (int n_begin = 0; n_begin == 0 || n_begin < seqlen_k; n_begin += block_n) {
         __syncthreads();  // the previous block of keys is used up
-        copy_tile(sK, Shared::kStrideK, h.k + n_begin * t.k_row_stride, t.k_row_stride, block_n,
-                  W::kHeadDim, seqlen_k - n_begin, head_dim, p.aligned16, threadIdx.x, blockDim.x);
-        copy_tile(sV, W::kHeadDim, h.v + n_begin * t.v_row_stride, t.v_row_stride, block_n,
-                  W::kHeadDim, seqlen_k - n_begin, head_dim_v, p.aligned16, threadIdx.x, blockDim.x);
+        copy_tile<1>(sK, Shared::kStrideK, h.k + n_begin * t.k_row_stride, t.k_row_stride, block_n,
+                     W::kHeadDim, seqlen_k - n_begin, head_dim, p.aligned16, threadIdx.x,
+                     blockDim.x);
+        copy_tile<1>(sV, W::kHeadDim, h.v + n_begin * t.v_row_stride, t.v_row_stride, block_n,
+                     W::kHeadDim, seqlen_k - n_begin, head_dim_v, p.aligned16, threadIdx.x,
+                     blockDim.x);
         cp_async_wait();
         __syncthreads();
 
@@ -72,8 +75,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps<W>)
             if (n_begin > 0 && n_begin >= keys_end) continue;
             const bool is_last = n_begin + block_n >= keys_end;
 
-            copy_tile(sQ, W::kStrideQ, h.q + m_begin * t.q_row_stride, t.q_row_stride, W::kWarpM,
-                      W::kHeadDim, seqlen_q - m_begin, head_dim, p.aligned16, lane, 32);
+            copy_tile<1>(sQ, W::kStrideQ, h.q + m_begin * t.q_row_stride, t.q_row_stride, W::kWarpM,
+                         W::kHeadDim, seqlen_q - m_begin, head_dim, p.aligned16, lane, 32);
             float* const m = head_accum + m_begin * Accum::kRow + lane_m;
             float* const l = m + W::kWarpM;
             Float4* const o_accum = reinterpret_cast<Float4*>(l - lane_m + W::kWarpM) + lane;
@@ -129,8 +132,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps<W>)
                     if (!is_last) {
                         o_accum[8 * (i * W::kCols + c)] = o4;
                     } else if (r < seqlen_q) {
-                        const int col = 4 * lane_n + W::kLanesN * c;
-                        store4(h.o + r * t.o_row_stride + col, o4, head_dim_v - col, p.aligned16);
+                        store4(o_out + r * t.o_row_stride + W::kLanesN * c, o4,
+                               num_cols - W::kLanesN * c, p.aligned16);
                     }
                 }
                 if (lane_n != 0) continue;

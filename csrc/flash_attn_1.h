@@ -15,12 +15,12 @@ namespace fa101::fa1 {
 // One block runs on an SM, so it should have warps enough to hide latencies; but each takes memory
 // from the keys.
 template <class W>
-constexpr int kMaxWarps = W::kHeadDim <= 64 ? 16 : 8;
+constexpr int kMaxWarps = W::kHeadDim <= 64 ? 12 : 8;
 
 template <class W>
 struct SharedMemory {
     static constexpr int kStrideK = W::kHeadDim + 4;
-    static constexpr int kKey = kStrideK + W::kHeadDim;               // floats of a key's k and v
+    static constexpr int kKey = kStrideK + W::kHeadDim;  // floats of a key's k and v
     static constexpr int kWarpQ = W::kWarpM * W::kStrideQ;
     static constexpr int kWarp = kWarpQ + W::kWarpM * W::kStrideP;  // of a warp's Q and P
     static constexpr int bytes(int block_n, int num_warps) {
@@ -38,8 +38,8 @@ struct Accumulators {
     }
 };
 
-// Calls run(WarpTile) with the tile for a head_dim. The keys of a tile are only a strip
-// of the block that shared memory holds; narrow strips leave the choice of the block's size free.
+// Calls run(WarpTile) with the tile for a head_dim. The keys of a tile are only a strip of the block
+// that shared memory holds; narrow strips leave the choice of the block's size free.
 template <class Run>
 auto dispatch_tile(int64_t head_dim, const Run& run) {
     if (head_dim <= 32) return run(WarpTile<32, 4, 4, 4>{});
@@ -49,8 +49,7 @@ auto dispatch_tile(int64_t head_dim, const Run& run) {
 }
 
 // As many keys as fit beside the warps' own memory (the paper's Bc = M / 4d), in whole strips: O
-// passes through memory once per block of keys. Fewer warps where not even one strip fits; block_n
-// is 0 when that does not help.
+// passes through memory once per block of keys. Fewer warps where not even one strip fits.
 inline Tile tile(const Problem& p, const DeviceInfo& device) {
     constexpr int kMaxBlockN = 256;
     return dispatch_tile(std::max(p.head_dim, p.head_dim_v), [&](auto warp_tile) {
@@ -61,16 +60,24 @@ inline Tile tile(const Problem& p, const DeviceInfo& device) {
             num_warps /= 2;
         }
         const int64_t room = device.smem_per_block - Shared::bytes(0, num_warps);
-        const int64_t strips = std::max<int64_t>(room, 0) / Shared::bytes(W::kBlockN, 0);
+        const int64_t strips = room / Shared::bytes(W::kBlockN, 0);
         const int64_t needed = std::max<int64_t>(ceil_div<int64_t>(p.seqlen_k, W::kBlockN), 1);
         const int64_t block_n =
             W::kBlockN * std::min({strips, needed, int64_t{kMaxBlockN / W::kBlockN}});
-        return Tile{W::kWarpM * num_warps, static_cast<int>(block_n), W::kHeadDim, num_warps, /*stages=*/1};
+        return Tile{W::kWarpM * num_warps, static_cast<int>(block_n), W::kHeadDim, num_warps,
+                    /*stages=*/1};
     });
 }
 
 inline std::string supports(const Problem& p, const DeviceInfo& device) {
     if (std::string reason = cuda_core_supports(p, device, 256); !reason.empty()) return reason;
+    const int smem_bytes = dispatch_tile(std::max(p.head_dim, p.head_dim_v), [](auto warp_tile) {
+        using W = decltype(warp_tile);
+        return SharedMemory<W>::bytes(W::kBlockN, /*num_warps=*/1);
+    });
+    if (std::string reason = shared_memory_supports(smem_bytes, p, device); !reason.empty()) {
+        return reason;
+    }
     return grid_supports(p.batch * p.num_heads);
 }
 

@@ -11,8 +11,8 @@
 //
 // Memory traffic: Q and O once; K and V once per query tile, (head_dim + head_dim_v) * 4 bytes per
 // key and tile of kBlockM queries, against kBlockM * (head_dim + head_dim_v) * 2 flops: kBlockM / 2
-// flops per byte, 64 for 128 queries. 30 TFLOP/s then take under 0.5 TB/s, mostly from the L2 cache:
-// no longer the limit. What is left is arithmetic, and feeding it: see warp_tile.cuh for the
+// flops per byte, 64 for 128 queries. 30 TFLOP/s then take under 0.5 TB/s, mostly from the L2
+// cache: no longer the limit. What is left is arithmetic, and feeding it: see warp_tile.cuh for the
 // register tiles and their count of shared memory loads.
 //
 // K and V come in chunks of 32 columns or of as many keys (flash_attn_2.h), two buffers deep: a
@@ -20,11 +20,10 @@
 // publishes the new chunk and frees the old one. 16-bit inputs, and sm_75, copy through registers.
 //
 // Next rung (fa2_cute): the same loop on tensor cores, an order of magnitude more arithmetic.
-#include "flash_attn_2.h"
-
 #include "common/dispatch.h"
 #include "common/launch.h"
 #include "common/warp_tile.cuh"
+#include "flash_attn_2.h"
 
 #include <cstdint>
 
@@ -74,11 +73,11 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kBlocksPerSm)
         const int n_begin =
             n_block * W::kBlockN + (is_k ? 0 : (chunk - num_chunks_k) * Shared::kKeysV);
         const int64_t row_stride = is_k ? t.k_row_stride : t.v_row_stride;
-        copy_tile(chunks + stage * Shared::kChunk, is_k ? kStrideK : W::kHeadDim,
-                  (is_k ? h.k : h.v) + n_begin * row_stride + d_begin, row_stride,
-                  is_k ? W::kBlockN : Shared::kKeysV, is_k ? kDepth : W::kHeadDim,
-                  seqlen_k - n_begin, (is_k ? head_dim : head_dim_v) - d_begin, p.aligned16,
-                  threadIdx.x, blockDim.x);
+        copy_tile<4>(chunks + stage * Shared::kChunk, is_k ? kStrideK : W::kHeadDim,
+                     (is_k ? h.k : h.v) + n_begin * row_stride + d_begin, row_stride,
+                     is_k ? W::kBlockN : Shared::kKeysV, is_k ? kDepth : W::kHeadDim,
+                     seqlen_k - n_begin, (is_k ? head_dim : head_dim_v) - d_begin, p.aligned16,
+                     threadIdx.x, blockDim.x);
     };
     // Waits for a chunk, starts the copy of the next into the other buffer, returns the first.
     const auto next_chunk = [&](int n_block, int chunk) {
@@ -100,8 +99,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kBlocksPerSm)
     for (int i = 0; i < W::kRows; ++i) row_max[i] = -INFINITY, row_sum[i] = 0;
     const float softmax_scale_log2 = p.softmax_scale * kLog2e;
 
-    copy_tile(sQ, W::kStrideQ, h.q + m_begin * t.q_row_stride, t.q_row_stride, block_m, W::kHeadDim,
-              seqlen_q - m_begin, head_dim, p.aligned16, threadIdx.x, blockDim.x);
+    copy_tile<4>(sQ, W::kStrideQ, h.q + m_begin * t.q_row_stride, t.q_row_stride, block_m,
+                 W::kHeadDim, seqlen_q - m_begin, head_dim, p.aligned16, threadIdx.x, blockDim.x);
     if (n_block_end > 0) copy_chunk(0, 0);
 
     for (int n_block = 0; n_block < n_block_end; ++n_block) {
@@ -160,13 +159,14 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kBlocksPerSm)
 
 }  // namespace
 
-void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, void*, Stream stream) {
+void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, void*,
+            Stream stream) {
     dispatch_dtype(problem.dtype_q, [&](auto type) {
         dispatch_tile(plan.tile.head_dim, [&](auto warp_tile) {
             using T = typename decltype(type)::Type;
             using W = decltype(warp_tile);
             constexpr int kRegistersOfTiles = W::kRows * (W::kKeys + W::kCols);
-            const auto kernel = flash_attn_2_kernel<T, W, kRegistersOfTiles <= 96 ? 3 : 2>;
+            const auto kernel = flash_attn_2_kernel < T, W, kRegistersOfTiles <= 96 ? 3 : 2 > ;
             const int threads = 32 * plan.tile.num_warps;
             const int smem_bytes = SharedMemory<W>::bytes(plan.tile.num_warps);
             const int64_t grid = problem.batch * problem.num_heads *

@@ -22,7 +22,7 @@ constexpr int kStrideK = kDepth + 4;
 template <class W>
 struct SharedMemory {
     static constexpr int kKeysV = W::kBlockN * kDepth / W::kHeadDim;  // keys of a chunk of V
-    static constexpr int kChunk = std::max(W::kBlockN * kStrideK, kKeysV * W::kHeadDim);
+    static constexpr int kChunk = std::max(W::kBlockN * kStrideK, kKeysV* W::kHeadDim);
     static constexpr int kWarpQ = W::kWarpM * W::kStrideQ;
     static constexpr int kWarpP = W::kWarpM * W::kStrideP;
     static constexpr int bytes(int num_warps) {
@@ -55,6 +55,12 @@ inline Tile tile(const Problem& p, const DeviceInfo& device) {
 
 inline std::string supports(const Problem& p, const DeviceInfo& device) {
     if (std::string reason = cuda_core_supports(p, device, 256); !reason.empty()) return reason;
+    const int smem_bytes = dispatch_tile(std::max(p.head_dim, p.head_dim_v), [](auto warp_tile) {
+        return SharedMemory<decltype(warp_tile)>::bytes(/*num_warps=*/1);
+    });
+    if (std::string reason = shared_memory_supports(smem_bytes, p, device); !reason.empty()) {
+        return reason;
+    }
     const int block_m = tile(p, device).block_m;
     return grid_supports(p.batch * p.num_heads * ceil_div<int64_t>(p.seqlen_q, block_m));
 }

@@ -6,9 +6,9 @@
 //
 // Memory traffic: 16 bytes per (query, key) pair for S and P alone: written 4, read 4 and written 4
 // by the softmax (its second and third look at a row hit the cache), read 4. Batch 4, 32 heads and
-// 4096 tokens make S 8.6 GB, and 34 GB pass through memory, while Q, K, V and O are 0.5 GB together;
-// doubling the sequence quadruples it. Beyond that the two products read Q, K, P and V from the
-// cache once per 32 x 32 tile of their result.
+// 4096 tokens make S 8.6 GB, and 34 GB pass through memory, while Q, K, V and O are 0.5 GB
+// together; doubling the sequence quadruples it. Beyond that the two products read Q, K, P and V
+// from the cache once per 32 x 32 tile of their result.
 //
 // Arithmetic: a thread computes one output, so every multiply-add waits for a load of its own from
 // shared memory (the other operand is the same for a whole warp and comes four at a time). An SM
@@ -16,12 +16,11 @@
 // peak is out of reach.
 //
 // Next rung (fa1): never write S. fa2 then gives each thread enough outputs to keep it busy.
-#include "naive_attention.h"
-
 #include "common/dispatch.h"
 #include "common/launch.h"
 #include "common/memory.cuh"
 #include "common/online_softmax.h"
+#include "naive_attention.h"
 
 #include <cstdint>
 
@@ -33,7 +32,7 @@ constexpr int kSoftmaxThreads = 256;
 // S in base-2 logits, so that the softmax can use exp2. Block = 32 x 32 outputs of one head,
 // neighbouring threads neighbouring keys. What a query does not see is not written.
 template <class T>
-__global__ void __launch_bounds__(kTile * kTile)
+__global__ void __launch_bounds__(kTile* kTile)
     scores_kernel(const __grid_constant__ Problem p, const __grid_constant__ Tensors t, float* s) {
     // One column of padding: threads that read down a column of K hit different banks.
     __shared__ float sQ[kTile][kTile], sK[kTile][kTile + 1];
@@ -112,7 +111,7 @@ __global__ void __launch_bounds__(kSoftmaxThreads)
 // Block = 32 queries x 32 columns of one head. A row sums over the keys it sees and no others:
 // the rest of P was never written, and their V may be NaN.
 template <class T>
-__global__ void __launch_bounds__(kTile * kTile)
+__global__ void __launch_bounds__(kTile* kTile)
     output_kernel(const __grid_constant__ Problem p, const __grid_constant__ Tensors t,
                   const float* probs) {
     __shared__ float sP[kTile][kTile], sV[kTile][kTile];
@@ -156,16 +155,16 @@ void launch(const Plan&, const Problem& problem, const Tensors& tensors, void* w
     dispatch_dtype(problem.dtype_q, [&](auto type) {
         using T = typename decltype(type)::Type;
         if (const int64_t grid = tiles_m * tiles_of(problem.seqlen_k); grid > 0) {
-            scores_kernel<T><<<static_cast<unsigned>(grid), kThreads, 0, cuda_stream>>>(
-                problem, tensors, s);
+            scores_kernel<T>
+                <<<static_cast<unsigned>(grid), kThreads, 0, cuda_stream>>>(problem, tensors, s);
             check_launch("scores_kernel", grid, kThreads, 0);
         }
         softmax_kernel<<<static_cast<unsigned>(rows), kSoftmaxThreads, 0, cuda_stream>>>(
             problem, tensors, s);
         check_launch("softmax_kernel", rows, kSoftmaxThreads, 0);
         const int64_t grid = tiles_m * tiles_of(problem.head_dim_v);
-        output_kernel<T><<<static_cast<unsigned>(grid), kThreads, 0, cuda_stream>>>(
-            problem, tensors, s);
+        output_kernel<T>
+            <<<static_cast<unsigned>(grid), kThreads, 0, cuda_stream>>>(problem, tensors, s);
         check_launch("output_kernel", grid, kThreads, 0);
     });
 }

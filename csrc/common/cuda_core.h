@@ -4,6 +4,7 @@
 #include <fa101/device_info.h>
 #include <fa101/params.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -27,6 +28,15 @@ inline std::string cuda_core_supports(const Problem& p, const DeviceInfo& device
                "; it takes up to " + std::to_string(max_head_dim);
     }
     return "";
+}
+
+// "" or why a block that needs at least `bytes` of shared memory does not fit the GPU.
+inline std::string shared_memory_supports(int64_t bytes, const Problem& p,
+                                          const DeviceInfo& device) {
+    if (bytes <= device.smem_per_block) return "";
+    return "head_dim " + std::to_string(std::max(p.head_dim, p.head_dim_v)) + " takes " +
+           std::to_string(bytes) + " bytes of shared memory per block; the GPU has " +
+           std::to_string(device.smem_per_block);
 }
 
 // "" or why `num_blocks` do not fit the one-dimensional grid.

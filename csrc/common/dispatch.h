@@ -20,11 +20,15 @@ struct TypeTag {
 template <class Run>
 void dispatch_dtype(DType dtype, const Run& run) {
     switch (dtype) {
-        case DType::kFloat32: return run(TypeTag<float>{});
-        case DType::kFloat16: return run(TypeTag<__half>{});
-        case DType::kBFloat16: return run(TypeTag<__nv_bfloat16>{});
+        case DType::kFloat32:
+            return run(TypeTag<float>{});
+        case DType::kFloat16:
+            return run(TypeTag<__half>{});
+        case DType::kBFloat16:
+            return run(TypeTag<__nv_bfloat16>{});
     }
-    throw Unsupported("no kernel was compiled for dtype " + std::to_string(static_cast<int>(dtype)));
+    throw Unsupported("no kernel was compiled for dtype " +
+                      std::to_string(static_cast<int>(dtype)));
 }
 
 }  // namespace fa101

@@ -75,14 +75,20 @@ __device__ __forceinline__ void store4(T* dst, const Float4& value, int count, b
 }
 
 // cp.async (sm_80) copies without a register in between, so the copy goes on while the thread
-// computes; it writes zeros where kBytes exceed `valid`. It cannot convert, hence float32 only.
+// computes; zeros where not `valid`. It cannot convert, hence float32 only. 16 bytes go past L1.
 template <int kBytes>
 __device__ __forceinline__ void cp_async(float* dst, const float* src, bool valid) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     const auto shared = static_cast<uint32_t>(__cvta_generic_to_shared(dst));
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(src),
-                 "n"(kBytes), "r"(valid ? kBytes : 0)
-                 : "memory");
+    if constexpr (kBytes == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(src),
+                     "r"(valid ? 16 : 0)
+                     : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(src),
+                     "n"(kBytes), "r"(valid ? kBytes : 0)
+                     : "memory");
+    }
 #endif
 }
 
@@ -111,15 +117,15 @@ __device__ __forceinline__ void copy4(float* dst, const T* src, int count, bool 
 }
 
 // Copies num_rows rows of num_cols (a power of two) into shared rows `stride` floats apart;
-// `num_threads` threads together. Rows from valid_rows on and columns from valid_cols on become
-// zeros and are not read.
-template <class T>
+// `num_threads` threads together, kUnroll loads of each in flight. Rows from valid_rows on and
+// columns from valid_cols on become zeros and are not read.
+template <int kUnroll, class T>
 __device__ __forceinline__ void copy_tile(float* dst, int stride, const T* src, int64_t row_stride,
                                           int num_rows, int num_cols, int valid_rows,
                                           int valid_cols, bool vectors, int thread,
                                           int num_threads) {
     const int log2_cols = __ffs(num_cols) - 1;
-#pragma unroll 4
+#pragma unroll kUnroll
     for (int i = 4 * thread; i < num_rows * num_cols; i += 4 * num_threads) {
         const int row = i >> log2_cols, col = i & (num_cols - 1);
         copy4(dst + row * stride + col, src + row * row_stride + col,

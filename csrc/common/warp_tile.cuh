@@ -86,8 +86,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[W::kRows][W::kKeys], cons
 // memory; o and row_sum are rescaled to the new maximum. row_sum is this lane's share of the sum.
 template <class W>
 __device__ __forceinline__ void softmax_step(float (&s)[W::kRows][W::kKeys],
-                                             float (&row_max)[W::kRows],
-                                             float (&row_sum)[W::kRows],
+                                             float (&row_max)[W::kRows], float (&row_sum)[W::kRows],
                                              float (&o)[W::kRows][W::kCols], float* p) {
 #pragma unroll
     for (int i = 0; i < W::kRows; ++i) {

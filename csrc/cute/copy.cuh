@@ -40,8 +40,8 @@ CUTE_DEVICE auto gmem_tile(Element* ptr, int64_t row_stride, int first_row) {
 // One thread's share of a tile, global to shared; (CPY=8, rows, cols) each. Aligned, it is
 // asynchronous: the data is there after cp_async_wait and, for other threads, a barrier.
 // coord gives the place of each vector in the tile.
-template <class Src, class Dst, class Coord>
-CUTE_DEVICE void load_tile(Src const& src, Dst&& dst, Coord const& coord, int num_rows,
+template <class Src, class Dst, class Coord, class NumRows>
+CUTE_DEVICE void load_tile(Src const& src, Dst&& dst, Coord const& coord, NumRows num_rows,
                            int num_cols, bool aligned16) {
     using namespace cute;
     using Element = typename Src::value_type;

@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
     Tensor cS = make_identity_tensor(TileS{});
     typename Traits::GmemTiledCopy gmem_tiled_copy;
 
-    auto load_kv = [&](int n_block, int stage) {
+    const auto load_kv = [&](int n_block, int stage, auto num_rows) {
         const auto thr_copy = gmem_tiled_copy.get_thread_slice(thread());
         const int n_begin = n_block * kBlockN;
         const auto* k_ptr = static_cast<const Element*>(tensors.k_ptr) +
@@ -123,9 +123,9 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
         Tensor gV = gmem_tile<TileKV>(v_ptr, tensors.v_row_stride, n_begin);  // (BlockN, HeadDim)
         Tensor tKVcKV = thr_copy.partition_S(cKV);                            // (CPY=8, rows, cols)
         load_tile(thr_copy.partition_S(gK), thr_copy.partition_D(sK(_, _, stage)), tKVcKV,
-                  seqlen_k - n_begin, head_dim, aligned16);
+                  num_rows, head_dim, aligned16);
         load_tile(thr_copy.partition_S(gV), thr_copy.partition_D(sV(_, _, stage)), tKVcKV,
-                  seqlen_k - n_begin, head_dim_v, aligned16);
+                  num_rows, head_dim_v, aligned16);
     };
 
     // ---- Products: fragments in registers ----
@@ -161,7 +161,8 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
                   head_dim, aligned16);
         CUTE_UNROLL
         for (int i = 0; i < kStages - 1; ++i) {
-            if (i < n_block_end) load_kv(n_block_end - 1 - i, i);
+            const int n_block = n_block_end - 1 - i;
+            if (n_block >= 0) load_kv(n_block, i, seqlen_k - n_block * kBlockN);
             cp_async_fence();
         }
         if (!(problem.softmax_scale > 0.0f)) {
@@ -194,7 +195,8 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
             __syncthreads();
         }
         if (n_block >= kStages - 1) {
-            load_kv(n_block - (kStages - 1), stage == 0 ? kStages - 1 : stage - 1);
+            // Only the last block, which the prologue has loaded, may end early.
+            load_kv(n_block - (kStages - 1), stage == 0 ? kStages - 1 : stage - 1, Int<kBlockN>{});
         }
         cp_async_fence();
 

@@ -8,11 +8,13 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <limits>
 #include <new>
 #include <numeric>
+#include <set>
 #include <sstream>
 
 namespace fa101::profile {
@@ -48,23 +50,32 @@ double available_bytes() {
     return bytes;
 }
 
-// The largest cache, as the kernel describes it (CPUID of a virtual machine may tell of the
-// host's).
+// The last-level caches of all cores together, as the kernel describes them (CPUID of a virtual
+// machine may tell of the host's).
 int64_t last_level_cache_bytes() {
-    int64_t largest = 0;
-    for (int index = 0; index < 8; ++index) {
-        std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) +
-                           "/size");
-        int64_t size = 0;
-        char unit = 0;
-        if (file >> size >> unit) largest = std::max(largest, size << (unit == 'M' ? 20 : 10));
+    const auto read = [](int cpu, int index, const char* what) {
+        std::string text;
+        std::ifstream("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/cache/index" +
+                      std::to_string(index) + "/" + what) >>
+            text;
+        return text;
+    };
+    int last = 0;
+    while (!read(0, last + 1, "size").empty()) ++last;
+    int64_t bytes = 0;
+    std::set<std::string> seen;  // the cores that share a cache name it
+    for (int cpu = 0;; ++cpu) {
+        const std::string size = read(cpu, last, "size");  // "32768K"
+        if (size.empty()) break;
+        if (!seen.insert(read(cpu, last, "shared_cpu_list")).second) continue;
+        bytes += std::strtoll(size.c_str(), nullptr, 10) << (size.back() == 'M' ? 20 : 10);
     }
-    return largest > 0 ? largest : int64_t{32} << 20;
+    return bytes > 0 ? bytes : int64_t{32} << 20;
 }
 
 // FLOP of `n` rounds of multiply-adds in independent chains: enough of them to hide the latency
 // (4 cycles times 2 units) in registers alone.
-volatile float g_number;  // hides the values from the compiler
+thread_local volatile float g_number;  // hides the values from the compiler
 
 template <int kLanes, int kChains>
 __attribute__((always_inline)) inline double multiply_adds(int64_t n) {
@@ -118,8 +129,8 @@ class CpuBackend final : public Backend {
     CpuBackend() {
         id = Device{DeviceType::kCpu, 0};
         info = device_info(id);
-        flush_.resize(
-            static_cast<size_t>(std::min<int64_t>(2 * last_level_cache_bytes(), 1 << 30)));
+        cache_bytes_ = last_level_cache_bytes();
+        flush_.resize(static_cast<size_t>(std::min<int64_t>(2 * cache_bytes_, 1 << 30)));
         peak_flops_ = measure_peak_flops(info.simd, info.num_threads);
 
         const double mhz = read_proc("/proc/cpuinfo", "cpu MHz", 0);
@@ -169,7 +180,8 @@ class CpuBackend final : public Backend {
     }
     std::string flush_note() const override {
         return describe_bytes(static_cast<double>(flush_.size())) +
-               " (twice the largest cache) written by all threads before each run";
+               " written by all threads before each run (last-level caches: " +
+               describe_bytes(static_cast<double>(cache_bytes_)) + ")";
     }
 
   protected:
@@ -182,6 +194,7 @@ class CpuBackend final : public Backend {
     void release_raw(void* data) override { ::operator delete(data, kAlignment); }
 
   private:
+    int64_t cache_bytes_ = 0;
     std::vector<unsigned char> flush_;
     std::atomic<unsigned char> flush_value_{0};
     double peak_flops_ = 0;

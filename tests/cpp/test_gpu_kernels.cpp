@@ -126,7 +126,8 @@ Arena arena;
 
 // The device's copy of a host tensor, padding and guards included.
 struct Mirror {
-    explicit Mirror(HostTensor& tensor) : host(tensor), storage(arena.take(tensor.storage_bytes())) {
+    explicit Mirror(HostTensor& tensor)
+        : host(tensor), storage(arena.take(tensor.storage_bytes())) {
         upload();
     }
     void upload() const {
@@ -260,9 +261,8 @@ void check(Arrays a, const Options& options = {}, int repeats = 1, double larges
         const Result first = run_kernel(kernel, params, o, &lse_mirror);
         const Comparison in_o =
             testing::compare(a.o.data(), p.dtype_o, o_shape, o_strides, o_expected.data());
-        CHECK_MESSAGE(
-            in_o.passed(largest_logit * testing::output_tolerance(p, in_o.max_expected)), kernel,
-            " ", what, ": out: ", in_o.describe());
+        CHECK_MESSAGE(in_o.passed(largest_logit * testing::output_tolerance(p, in_o.max_expected)),
+                      kernel, " ", what, ": out: ", in_o.describe());
         const Comparison in_lse = testing::compare(lse.data(), DType::kFloat32, lse_shape,
                                                    lse_strides, lse_expected.data());
         CHECK_MESSAGE(in_lse.passed(testing::lse_tolerance(p, in_lse.max_expected)), kernel, " ",
@@ -303,12 +303,12 @@ TEST_CASE("any sequence lengths") {  // FA-016, FA-017, FA-023, FA-035
 
 TEST_CASE("any head dimensions, the same bits every time") {  // FA-014, FA-052
     const std::pair<int64_t, int64_t> dims[] = {
-        {1, 1},     {2, 2},     {3, 3},     {7, 7},     {8, 8},      {16, 16},   {24, 24},
-        {32, 32},   {33, 33},   {40, 40},   {63, 63},   {64, 64},    {65, 65},   {72, 72},
-        {80, 80},   {96, 96},   {112, 112}, {127, 127}, {128, 128},  {129, 129}, {160, 160},
-        {192, 192}, {200, 200}, {224, 224}, {256, 256}, {257, 257},  {320, 320}, {512, 512},
-        {1024, 1024}, {8, 16},  {16, 8},    {64, 128},  {128, 64},   {192, 128}, {128, 1},
-        {3, 5},     {256, 40},  {33, 250}};
+        {1, 1},       {2, 2},     {3, 3},     {7, 7},     {8, 8},     {16, 16},   {24, 24},
+        {32, 32},     {33, 33},   {40, 40},   {63, 63},   {64, 64},   {65, 65},   {72, 72},
+        {80, 80},     {96, 96},   {112, 112}, {127, 127}, {128, 128}, {129, 129}, {160, 160},
+        {192, 192},   {200, 200}, {224, 224}, {256, 256}, {257, 257}, {320, 320}, {512, 512},
+        {1024, 1024}, {8, 16},    {16, 8},    {64, 128},  {128, 64},  {192, 128}, {128, 1},
+        {3, 5},       {256, 40},  {33, 250}};
     for (auto [head_dim, head_dim_v] : dims) {
         for (DType dtype : kDTypes) {
             check(dense(dtype, {2, 2, 2, 130, 130, head_dim, head_dim_v}), kNoMask, 4);
@@ -361,18 +361,18 @@ TEST_CASE("layouts: bshd, padding, any stride, any alignment") {  // FA-012
     const int64_t batch = 2, heads = 3, rows = 70, dim = 48;
     using Strides = std::vector<int64_t>;
     const Strides all_strides[] = {
-        {heads * rows * dim, rows * dim, dim, 1},              // dense
-        {rows * heads * dim, dim, heads * dim, 1},             // bshd memory
-        {heads * rows * 64, rows * 64, 64, 1},                 // padded, still aligned
-        {heads * rows * 51 + 5, rows * 51 + 1, 51, 1},         // padded, unaligned
-        {rows * dim, batch * rows * dim, dim, 1},              // heads outermost
-        {-heads * rows * dim, -rows * dim, -dim, 1},           // reversed
-        {heads * rows * dim, -rows * dim - 3, dim, 1},         // one axis reversed, unaligned
+        {heads * rows * dim, rows * dim, dim, 1},       // dense
+        {rows * heads * dim, dim, heads * dim, 1},      // bshd memory
+        {heads * rows * 64, rows * 64, 64, 1},          // padded, still aligned
+        {heads * rows * 51 + 5, rows * 51 + 1, 51, 1},  // padded, unaligned
+        {rows * dim, batch * rows * dim, dim, 1},       // heads outermost
+        {-heads * rows * dim, -rows * dim, -dim, 1},    // reversed
+        {heads * (rows * dim + 3), -rows * dim - 3, dim, 1},  // one axis reversed, unaligned
     };
-    const Strides expanded[] = {{0, rows * dim, dim, 1},       // over the batch
+    const Strides expanded[] = {{0, rows * dim, dim, 1},  // over the batch
                                 {heads * rows * dim, 0, dim, 1},
                                 {0, 0, dim, 1},
-                                {0, 0, 0, 1}};                 // every row the same
+                                {0, 0, 0, 1}};  // every row the same
     const std::vector<int64_t> shape = {batch, heads, rows, dim};
     const auto fill = [](Arrays& a) { a.q.fill_normal(1), a.k.fill_normal(2), a.v.fill_normal(3); };
     for (DType dtype : kDTypes) {
@@ -409,8 +409,8 @@ TEST_CASE("layouts: bshd, padding, any stride, any alignment") {  // FA-012
 }
 
 TEST_CASE("query heads share key and value heads") {  // FA-041, FA-077
-    for (auto [heads, heads_kv] : {std::pair<int64_t, int64_t>{4, 2}, {6, 2}, {8, 1}, {12, 4},
-                                   {16, 2}}) {
+    for (auto [heads, heads_kv] :
+         {std::pair<int64_t, int64_t>{4, 2}, {6, 2}, {8, 1}, {12, 4}, {16, 2}}) {
         for (DType dtype : kDTypes) {
             check(dense(dtype, {2, heads, heads_kv, 65, 130, 64, 64}), kBottomRight);
         }
@@ -489,7 +489,8 @@ TEST_CASE("NaN and inf reach exactly the rows that see them") {  // FA-009, FA-0
     for (int64_t dim : {64, 128, 256}) {
         Arrays b = dense(DType::kFloat32, {1, 1, 1, 300, 300, dim, dim});
         for (int64_t j = 150; j < 300; ++j) {
-            for (int64_t d = 0; d < dim; ++d) b.k.set({0, 0, j, d}, kNaN), b.v.set({0, 0, j, d}, kNaN);
+            for (int64_t d = 0; d < dim; ++d)
+                b.k.set({0, 0, j, d}, kNaN), b.v.set({0, 0, j, d}, kNaN);
         }
         check(b, kTopLeft);
     }
@@ -585,7 +586,11 @@ namespace {
 // What the stream, graph and thread tests share: a problem on the device and its right answer.
 struct Prepared {
     Prepared(DType dtype, const Sizes& sizes, const Options& options)
-        : a(dense(dtype, sizes)), q(a.q), k(a.k), v(a.v), o(a.o),
+        : a(dense(dtype, sizes)),
+          q(a.q),
+          k(a.k),
+          v(a.v),
+          o(a.o),
           params(make_params(q.view(), k.view(), v.view(), o.view(), nullptr, options)) {}
     Arrays a;
     Mirror q, k, v, o;
@@ -708,7 +713,8 @@ TEST_CASE("threads with kernels of different sizes at once") {  // FA-043, FA-04
                         job.stream);
                 }
                 cuda(cudaStreamSynchronize(job.stream));
-            } catch (const std::exception&) {
+            } catch (const std::exception& error) {
+                std::fprintf(stderr, "%s: %s\n", job.chosen.kernel, error.what());
                 ++errors;
             }
         });
@@ -717,9 +723,9 @@ TEST_CASE("threads with kernels of different sizes at once") {  // FA-043, FA-04
     CHECK(errors == 0);
     for (Job& job : jobs) {
         job.work.o.download();
-        CHECK_MESSAGE(std::memcmp(job.work.a.o.storage(), job.expected.o.data(),
-                                  job.expected.o.size()) == 0,
-                      job.chosen.kernel);
+        CHECK_MESSAGE(
+            std::memcmp(job.work.a.o.storage(), job.expected.o.data(), job.expected.o.size()) == 0,
+            job.chosen.kernel);
         cuda(cudaStreamDestroy(job.stream));
     }
     arena.release(mark);
