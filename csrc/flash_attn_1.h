@@ -38,8 +38,8 @@ struct Accumulators {
     }
 };
 
-// Calls run(WarpTile) with the tile for a head_dim. The keys of a tile are only a strip of the block
-// that shared memory holds; narrow strips leave the choice of the block's size free.
+// Calls run(WarpTile) with the tile for a head_dim. The keys of a tile are only a strip of the
+// block that shared memory holds; narrow strips leave the choice of the block's size free.
 template <class Run>
 auto dispatch_tile(int64_t head_dim, const Run& run) {
     if (head_dim <= 32) return run(WarpTile<32, 4, 4, 4>{});

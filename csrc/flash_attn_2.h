@@ -41,14 +41,19 @@ auto dispatch_tile(int64_t head_dim, const Run& run) {
     return run(WarpTile<256, 2, 8, 4>{});
 }
 
+// As many warps, each with its own queries, as fit; fewer when there are no queries for them, or
+// when smaller tiles are needed to give every SM one.
 inline Tile tile(const Problem& p, const DeviceInfo& device) {
     return dispatch_tile(std::max(p.head_dim, p.head_dim_v), [&](auto warp_tile) {
         using W = decltype(warp_tile);
+        const auto suits = [&](int num_warps) {
+            const int64_t num_tiles = ceil_div<int64_t>(p.seqlen_q, num_warps * W::kWarpM);
+            return SharedMemory<W>::bytes(num_warps) <= device.smem_per_block &&
+                   (num_warps - 1) * W::kWarpM < p.seqlen_q &&
+                   p.batch * p.num_heads * num_tiles >= device.num_sms;
+        };
         int num_warps = kMaxWarps;
-        while (num_warps > 1 && (SharedMemory<W>::bytes(num_warps) > device.smem_per_block ||
-                                 (num_warps - 1) * W::kWarpM >= p.seqlen_q)) {
-            --num_warps;
-        }
+        while (num_warps > 1 && !suits(num_warps)) --num_warps;
         return Tile{num_warps * W::kWarpM, W::kBlockN, W::kHeadDim, num_warps, /*stages=*/2};
     });
 }

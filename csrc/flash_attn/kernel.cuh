@@ -112,7 +112,8 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
     Tensor cS = make_identity_tensor(TileS{});
     typename Traits::GmemTiledCopy gmem_tiled_copy;
 
-    const auto load_kv = [&](int n_block, int stage, auto num_rows) {
+    const auto load_kv = [&](int n_block, auto num_rows) {
+        const int stage = n_block % kStages;
         const auto thr_copy = gmem_tiled_copy.get_thread_slice(thread());
         const int n_begin = n_block * kBlockN;
         const auto* k_ptr = static_cast<const Element*>(tensors.k_ptr) +
@@ -162,7 +163,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
         CUTE_UNROLL
         for (int i = 0; i < kStages - 1; ++i) {
             const int n_block = n_block_end - 1 - i;
-            if (n_block >= 0) load_kv(n_block, i, seqlen_k - n_block * kBlockN);
+            if (n_block >= 0) load_kv(n_block, seqlen_k - n_block * kBlockN);
             cp_async_fence();
         }
         if (!(problem.softmax_scale > 0.0f)) {
@@ -181,9 +182,9 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
     }
 
     // ---- Main loop ----
-    int stage = 0;
     const auto step = [&](int n_block, auto is_masked) {
         constexpr bool kIsMasked = decltype(is_masked)::value;
+        const int stage = n_block % kStages;
         const TileMask block_mask = tile_mask.from_key(n_block * kBlockN);
 
         cp_async_wait<kStages - 2>();
@@ -196,7 +197,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
         }
         if (n_block >= kStages - 1) {
             // Only the last block, which the prologue has loaded, may end early.
-            load_kv(n_block - (kStages - 1), stage == 0 ? kStages - 1 : stage - 1, Int<kBlockN>{});
+            load_kv(n_block - (kStages - 1), Int<kBlockN>{});
         }
         cp_async_fence();
 
@@ -232,7 +233,6 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
             warp_gemm<kAhead>(tiled_mma, smem_copy_v, acc_o, as_a_operand(rP), sVt(_, _, stage),
                               thread(), InRegisters{});
         }
-        stage = stage == kStages - 1 ? 0 : stage + 1;
     };
     int n_block = n_block_end - 1;
     CUTE_NO_UNROLL
