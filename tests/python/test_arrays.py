@@ -449,6 +449,33 @@ thread.join()
     )
 
 
+def test_torch_without_the_exchange_api():
+    """Older torch has only __dlpack__, whose fallback would let requires_grad through."""
+    run_python(
+        """
+import torch, fa101
+del torch.Tensor.__dlpack_c_exchange_api__
+for dtype in (torch.float32, torch.float16, torch.bfloat16):
+    q = torch.randn(1, 2, 5, 8).to(dtype)
+    theirs = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    torch.testing.assert_close(fa101.flash_attention(q, q, q), theirs, atol=2e-2, rtol=0)
+parameter = torch.nn.Parameter(q)
+try:
+    fa101.flash_attention(parameter, q, q)
+    raise SystemExit("no error")
+except RuntimeError as error:
+    assert str(error).startswith("q requires grad"), error
+with torch.no_grad():
+    assert torch.equal(fa101.flash_attention(parameter, q, q), fa101.flash_attention(q, q, q))
+try:
+    fa101.flash_attention(q, q.to("meta"), q)
+    raise SystemExit("no error")
+except TypeError as error:
+    assert str(error).startswith("k "), error
+"""
+    )
+
+
 def test_as_bfloat16():
     """The binding's way to NumPy's bfloat16: the same memory under another name."""
     bits = np.array([0x3F80, 0x4000], np.uint16)
