@@ -206,7 +206,7 @@ class Torch(Framework):
 
     def allocator(self, q: Any) -> Allocator:
         torch = self._torch
-        return functools.partial(torch.empty, dtype=torch.uint8, device=q.device)
+        return lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, device=q.device)
 
     def stream(self, q: Any) -> int:
         # What torch.cuda.current_stream(device).cuda_stream gives, without making a Stream of it.
