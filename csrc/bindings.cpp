@@ -4,17 +4,20 @@
 #include <fa101/attention.h>
 #include <fa101/memory.h>
 
-#include <algorithm>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -24,22 +27,21 @@ namespace {
 
 // ---- arrays -------------------------------------------------------------------------------------
 
-// DLPack's C exchange API (dmlc/dlpack, dlpack.h 1.3), as far as it is used here. A type that has it
-// offers these functions in a capsule; borrowing a tensor costs a tenth of calling __dlpack__.
+// DLPack's C exchange API (dmlc/dlpack, dlpack.h 1.3), as far as it is used here. A type that has
+// it offers these functions in a capsule; borrowing a tensor costs a tenth of calling __dlpack__.
 struct ExchangeApi {
     uint32_t major, minor;
     const ExchangeApi* previous;  // for consumers of an older major version
     void *allocate, *export_object, *import_object;
     int (*borrow)(void* object, nb::dlpack::dltensor* tensor);
-    void* current_stream;
 };
 
 const ExchangeApi* exchange_api(nb::handle array) {
     static PyObject* const name = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
     const nb::object capsule = nb::getattr(array.type(), nb::handle(name), nb::none());
     if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
-    auto* api = static_cast<const ExchangeApi*>(
-        PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    auto* api =
+        static_cast<const ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
     while (api != nullptr && api->major != 1) api = api->previous;
     return api != nullptr && api->borrow != nullptr ? api : nullptr;
 }
@@ -51,9 +53,10 @@ void refuse_lost_gradient(nb::handle array, const char* name) {
     if (!nb::getattr(array, nb::handle(attribute), nb::none()).is(nb::handle(Py_True))) return;
     const nb::object torch = nb::steal(PyImport_GetModule(nb::str("torch").ptr()));
     if (torch.is_valid() && !nb::cast<bool>(torch.attr("is_grad_enabled")())) return;
-    throw std::runtime_error(
-        std::string(name) + " requires grad, but fa101 has no backward yet and its gradient would "
-        "be lost; call under torch.no_grad() or pass " + name + ".detach()");
+    throw std::runtime_error(std::string(name) +
+                             " requires grad, but fa101 has no backward yet "
+                             "and its gradient would be lost; call under torch.no_grad() or pass " +
+                             name + ".detach()");
 }
 
 enum class Access { kRead, kWrite };
@@ -75,8 +78,9 @@ class Array {
         int64_t size = 1;
         for (int i = 0; i < tensor_.ndim; ++i) size *= tensor_.shape[i];
         if (size != 0 && tensor_.data == nullptr) {
-            throw nb::type_error((std::string(name) + " has no memory behind it; fake and traced "
-                                  "tensors cannot be computed with").c_str());
+            throw InvalidType(std::string(name) +
+                              " has no memory behind it; fake and traced "
+                              "tensors cannot be computed with");
         }
     }
 
@@ -92,10 +96,9 @@ class Array {
         } else if (nb::try_cast(source, owner_, false)) {
             read_only_ = access == Access::kWrite;
         } else {
-            throw nb::type_error((std::string(name) + " is a " +
-                                  nb::type_name(source.type()).c_str() +
-                                  " that gives no float32, float16 or bfloat16 array through DLPack "
-                                  "or the buffer protocol").c_str());
+            throw InvalidType(std::string(name) + " is a " + nb::type_name(source.type()).c_str() +
+                              " that gives no float32, float16 or bfloat16 array through DLPack or "
+                              "the buffer protocol");
         }
         tensor_.data = const_cast<void*>(owner_.data());
         tensor_.device = {owner_.device_type(), owner_.device_id()};
@@ -140,7 +143,8 @@ Device device_of(nb::dlpack::device device, const char* name) {
             return {DeviceType::kCuda, device.device_id};
         default:
             throw InvalidArgument(std::string(name) + " is on a device of DLPack type " +
-                                  std::to_string(device.device_type) + "; it must be on CPU or CUDA");
+                                  std::to_string(device.device_type) +
+                                  "; it must be on CPU or CUDA");
     }
 }
 
@@ -221,8 +225,9 @@ void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handl
              uintptr_t stream, nb::handle allocate, int num_threads) {
     const Call call(q, k, v, out, lse, causal, align, softmax_scale, layout);
     const Problem& problem = call.params.problem;
-    nb::object memory;                  // outlives the launch; then its framework's allocator
-    std::optional<Array> memory_array;  // keeps it until the stream has passed the kernel
+    // Given back after the launch, which is not too early: allocators work in the stream's order.
+    nb::object memory;
+    std::optional<Array> memory_array;
 
     const nb::gil_scoped_release nogil;
     const Plan p = plan(problem, call.info(num_threads), kernel, strategy);
@@ -312,7 +317,8 @@ void set_num_threads(int n) {
     set_cpu_threads(n);
 }
 
-// ---- for frameworks that need more -----------------------------------------------------------------
+// ---- for frameworks that need more
+// -----------------------------------------------------------------
 
 constexpr nb::dlpack::dtype kBFloat16{static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat), 16, 1};
 
@@ -400,10 +406,11 @@ NB_MODULE(_fa101, m) {
     nb::class_<Explained>(m, "Plan", "How a call will run.")
         .def_prop_ro("kernel", [](const Explained& e) { return e.plan.kernel; })
         .def_prop_ro("strategy", [](const Explained& e) { return name_of(e.plan.strategy); })
-        .def_prop_ro("block_m", [](const Explained& e) { return e.plan.tile.block_m; },
-                     "Query rows of a tile.")
-        .def_prop_ro("block_n", [](const Explained& e) { return e.plan.tile.block_n; },
-                     "Keys of a tile.")
+        .def_prop_ro(
+            "block_m", [](const Explained& e) { return e.plan.tile.block_m; },
+            "Query rows of a tile.")
+        .def_prop_ro(
+            "block_n", [](const Explained& e) { return e.plan.tile.block_n; }, "Keys of a tile.")
         .def_prop_ro("num_splits", [](const Explained& e) { return e.plan.num_splits; })
         .def_prop_ro("workspace_bytes", [](const Explained& e) { return e.plan.workspace_bytes; })
         .def_prop_ro("reason", [](const Explained& e) { return e.plan.reason; })
@@ -422,8 +429,9 @@ NB_MODULE(_fa101, m) {
     m.def("info", &info, "How this binary was built and what it runs on.");
     m.def("get_num_threads", &cpu_threads, "Threads that the CPU kernels use.");
     m.def("set_num_threads", &set_num_threads, "n"_a, "Sets the threads that the CPU kernels use.");
-    m.def("simd_level", [] { return name_of(cpu_simd_level()); },
-          "The SIMD level that the CPU kernels use.");
+    m.def(
+        "simd_level", [] { return name_of(cpu_simd_level()); },
+        "The SIMD level that the CPU kernels use.");
 
     m.def("as_bfloat16", &as_bfloat16, "bits"_a, "The same memory, uint16 seen as bfloat16.");
     m.def("cuda_empty", &cuda_empty, "shape"_a, "dtype"_a, "device"_a,
