@@ -56,7 +56,7 @@ struct HeadMatrices {
 int64_t heads_at_once(const Problem& problem) {
     Arena one_head;
     HeadMatrices(one_head, problem);
-    return std::clamp<int64_t>((int64_t{64} << 20) / one_head.bytes(), 1,
+    return std::clamp<int64_t>((int64_t{64} << 20) / std::max<int64_t>(one_head.bytes(), 1), 1,
                                problem.batch * problem.num_heads);
 }
 

@@ -85,6 +85,19 @@ TEST_CASE("auto takes the highest rung that fits") {
     CHECK(picked(problem(DeviceType::kCpu, DType::kBFloat16, 1000), laptop()) == "cpu_fa2");
 }
 
+TEST_CASE("auto on CUDA cores: naive where few queries leave fa2 without parallelism") {
+    Problem decode = problem(DeviceType::kCuda, DType::kFloat32, 128, 8192);
+    decode.batch = 1;
+    decode.seqlen_q = 1;
+    CHECK(picked(decode, kH200) == "naive");
+    CHECK(contains(plan(decode, kH200).reason, "too few queries"));
+    decode.batch = 64;
+    CHECK(picked(decode, kH200) == "fa2");
+    decode.dtype_q = decode.dtype_kv = decode.dtype_o = DType::kFloat16;
+    decode.batch = 1;
+    CHECK(picked(decode, kA100) == "fa2_cute");
+}
+
 TEST_CASE("what no kernel answers is Unsupported, with each kernel's reason") {
     const Problem p = problem(DeviceType::kCuda, DType::kFloat16, 1025);
     const std::string text = message<Unsupported>([&] { plan(p, kH200); });
@@ -220,6 +233,26 @@ TEST_CASE("workspace: S x S for naive, none for fa2") {
     CHECK(plan(p, kH200, "naive").workspace_bytes >= 2 * 8 * 1024 * 1024 * 4);
     CHECK(plan(p, kH200, "fa2").workspace_bytes == 0);
     CHECK(plan(p, kH200, "fa2_cute").workspace_bytes == 0);
+}
+
+TEST_CASE("sizes of 0 are planned like any other") {  // FA-016
+    for (int64_t Problem::* size : {&Problem::batch, &Problem::num_heads, &Problem::seqlen_q,
+                                    &Problem::seqlen_k}) {
+        for (DeviceType type : {DeviceType::kCpu, DeviceType::kCuda}) {
+            Problem p = problem(type, DType::kFloat16, 64);
+            p.*size = 0;
+            p.num_heads_kv = p.num_heads;
+            p.mask_right = p.seqlen_k;
+            const DeviceInfo device = type == DeviceType::kCpu ? laptop() : kH200;
+            for (const KernelInfo& kernel : kernels()) {
+                if (kernel.device != type) continue;
+                CAPTURE(kernel.name);
+                const Plan chosen = plan(p, device, kernel.name);
+                CHECK(chosen.workspace_bytes >= 0);
+                if (p.is_empty()) CHECK(chosen.workspace_bytes == 0);
+            }
+        }
+    }
 }
 
 TEST_CASE("the same question gets the same answer") {
