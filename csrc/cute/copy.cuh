@@ -2,8 +2,8 @@
 // rows past the end of the sequence and columns past head_dim are filled with zeros and never read,
 // and never written. head_dim is a multiple of 8, so a vector is inside or outside as a whole.
 //
-// `aligned16` says that 16-byte accesses are legal; if not, the same vectors move element by element.
-// It is the same for all threads, so the branch costs next to nothing.
+// `aligned16` says that 16-byte accesses are legal; if not, the same vectors move element by
+// element. It is the same for all threads, so the branch costs next to nothing.
 #pragma once
 
 #include <cute/tensor.hpp>

@@ -35,8 +35,8 @@ template <class Acc>
 CUTE_DEVICE auto as_a_operand(Acc&& acc) {
     using namespace cute;
     const auto l = logical_divide(acc.layout(), Shape<Underscore, Underscore, _2>{});
-    return make_tensor(acc.data(), make_layout(make_layout(get<0>(l), get<2, 0>(l)), get<1>(l),
-                                               get<2, 1>(l)));
+    return make_tensor(acc.data(),
+                       make_layout(make_layout(get<0>(l), get<2, 0>(l)), get<1>(l), get<2, 1>(l)));
 }
 
 // A fragment rounded to 16 bits, two elements an instruction.
@@ -63,42 +63,35 @@ struct InRegisters {
     CUTE_DEVICE void operator()(int) const {}
 };
 
-// C += A B^T for one warp. B is in shared memory and passes through registers 16 x 16 values
-// (one ldmatrix.x4, two mma tiles) at a time, kAhead of them on their way while others are
-// multiplied: ldmatrix takes some 30 cycles, and the tensor cores shall not wait for it. `load_a(k)`
-// brings the A operand of k-step k.
+// C += A B^T for one warp. B comes from shared memory 16 x 16 values (one ldmatrix.x4, two mma
+// tiles) at a time; `load_a(k)` brings the A operand of k-step k.
 //
-// Everything is unrolled, so fragment indices are constants and only the B values between their
-// load and their use occupy registers.
-template <int kAhead, class TiledMma, class TiledCopyB, class C, class A, class SmemB, class LoadA>
+// Everything is unrolled, so that fragment indices are constants and a B value occupies registers
+// only from its load to its use. ptxas moves the loads ahead of the products by itself, as far as
+// registers allow: writing that as a pipeline of 1, 2 or 3 pieces gave the same machine code.
+template <class TiledMma, class TiledCopyB, class C, class A, class SmemB, class LoadA>
 CUTE_DEVICE void warp_gemm(TiledMma const& tiled_mma, TiledCopyB const& smem_tiled_copy_b,
-                           C& tCrC,           // (MMA=4, MMA_M, MMA_N)
-                           A const& tCrA,     // (MMA=8, MMA_M, MMA_K)
-                           SmemB const& sB,   // (N, K)
+                           C& tCrC,          // (MMA=4, MMA_M, MMA_N)
+                           A const& tCrA,    // (MMA=8, MMA_M, MMA_K)
+                           SmemB const& sB,  // (N, K)
                            int thread, LoadA&& load_a) {
     using namespace cute;
     using Element = typename A::value_type;
-    auto smem_thr_copy_b = smem_tiled_copy_b.get_thread_slice(thread);
-    Tensor tCsB = smem_thr_copy_b.partition_S(sB);                      // (CPY=8, N/16, MMA_K)
-    Tensor tCrB = make_tensor<Element>(partition_shape_B(tiled_mma, shape(sB)));  // (MMA=4, MMA_N, MMA_K)
-    Tensor tCrB_copy = smem_thr_copy_b.retile_D(tCrB);                  // (CPY=8, N/16, MMA_K)
-
-    constexpr int kNs = decltype(size<1>(tCsB))::value;
-    constexpr int kSteps = kNs * decltype(size<2>(tCsB))::value;
-    constexpr int kMs = decltype(size<1>(tCrA))::value;
+    const auto thr_copy = smem_tiled_copy_b.get_thread_slice(thread);
+    Tensor tCsB = thr_copy.partition_S(sB);  // (CPY=8, N / 16, MMA_K)
+    Tensor tCrB =
+        make_tensor<Element>(partition_shape_B(tiled_mma, shape(sB)));  // (MMA=4, MMA_N, MMA_K)
+    Tensor tCrB_copy = thr_copy.retile_D(tCrB);                         // (CPY=8, N / 16, MMA_K)
     CUTE_UNROLL
-    for (int step = 0; step < kSteps + kAhead; ++step) {
-        if (step < kSteps) {
-            const int n = step % kNs, k = step / kNs;
-            if (n == 0) load_a(k);
+    for (int k = 0; k < size<2>(tCsB); ++k) {
+        load_a(k);
+        CUTE_UNROLL
+        for (int n = 0; n < size<1>(tCsB); ++n) {
             copy(smem_tiled_copy_b, tCsB(_, n, k), tCrB_copy(_, n, k));
-        }
-        if (step >= kAhead) {
-            const int n = (step - kAhead) % kNs, k = (step - kAhead) / kNs;
             CUTE_UNROLL
             for (int j = 2 * n; j < 2 * n + 2; ++j) {
                 CUTE_UNROLL
-                for (int m = 0; m < kMs; ++m) {
+                for (int m = 0; m < size<1>(tCrA); ++m) {
                     gemm(tiled_mma, tCrA(_, m, k), tCrB(_, j, k), tCrC(_, m, j));
                 }
             }

@@ -12,8 +12,8 @@
 
 namespace fa101 {
 
-// Hidden logits become -inf. coord(r, c) is the place of s(r, c) in the tile, from whose first query
-// and key `mask` counts.
+// Hidden logits become -inf. coord(r, c) is the place of s(r, c) in the tile, from whose first
+// query and key `mask` counts.
 template <class Logits, class Coord>
 CUTE_DEVICE void mask_logits(Logits& s, Coord const& coord, TileMask const& mask) {
     using namespace cute;
@@ -59,8 +59,9 @@ CUTE_DEVICE bool has_nonfinite(Share const& x) {
     return found != 0;
 }
 
-// Replaces the NaNs and infs of v (block_n, head_dim) by 0 and writes to row j of `sums` what a query
-// that sees keys [0, j] of the block shall get in their place: their sum. All threads take part.
+// Replaces the NaNs and infs of v (block_n, head_dim) by 0 and writes to row j of `sums` what a
+// query that sees keys [0, j] of the block shall get in their place: their sum. All threads take
+// part.
 template <class V, class Element>
 CUTE_DEVICE void take_out_nonfinite(V&& v, Element* sums, int thread, int num_threads) {
     using namespace cute;
@@ -81,7 +82,8 @@ CUTE_DEVICE void take_out_nonfinite(V&& v, Element* sums, int thread, int num_th
 
 // Adds to acc (rows, cols) its queries' rows of `sums`; coord and mask as above.
 template <int kBlockN, int kHeadDim, class Element, class Acc, class Coord>
-CUTE_DEVICE void add_nonfinite(const Element* sums, Acc& acc, Coord const& coord, TileMask const& mask) {
+CUTE_DEVICE void add_nonfinite(const Element* sums, Acc& acc, Coord const& coord,
+                               TileMask const& mask) {
     using namespace cute;
     CUTE_UNROLL
     for (int r = 0; r < size<0>(acc); ++r) {

@@ -6,8 +6,8 @@
 // and what was summed before rescaled. Weights stay below 2^8, far from fp16's 65504, and their
 // relative precision is the same everywhere. After the first blocks this hardly ever happens, and
 // the common step has neither the exchange between lanes nor the multiplication of all of O by
-// 2^(m - m'): one vote instead. (FlashAttention-4 skips the rescaling the same way.) Each row decides
-// for itself, so its result does not depend on the rows beside it.
+// 2^(m - m'): one vote instead. (FlashAttention-4 skips the rescaling the same way.) Each row
+// decides for itself, so its result does not depend on the rows beside it.
 #pragma once
 
 #include "common/online_softmax.h"

@@ -59,8 +59,7 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
         return "its tiles for head_dim " + std::to_string(p.head_dim) + " need more than the " +
                std::to_string(device.smem_per_block) + " bytes of shared memory a block has";
     }
-    const int64_t blocks =
-        p.batch * p.num_heads * ceil_div<int64_t>(p.seqlen_q, tile->block_m);
+    const int64_t blocks = p.batch * p.num_heads * ceil_div<int64_t>(p.seqlen_q, tile->block_m);
     if (blocks > std::numeric_limits<int>::max()) {
         return "batch * num_heads * query tiles is " + std::to_string(blocks) +
                "; a grid holds 2^31 - 1 blocks";

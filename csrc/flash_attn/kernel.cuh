@@ -17,21 +17,21 @@
 // blocks a multiprocessor beat one of twice the size.
 //
 // Registers decide the tile. Of the 255 of a thread (32-bit each), at head_dim 128 with 128 x 48
-// and four warps: O 32 x 128 / 32 lanes = 128, S 48, fragments of Q 16 and of K or V about 12, m and
-// l 8: 212, and the rest for addresses. The copies' addresses would take 20 more if kept over the
-// loop, so they are worked out anew in every step (see reread_thread_index). At head_dim 64 O is
-// half as large and all of Q stays in registers.
+// and four warps: O 32 x 128 / 32 lanes = 128, S 48, fragments of Q 16 and of K or V about 12, m
+// and l 8: 212, and the rest for addresses. The copies' addresses would take 20 more if kept over
+// the loop, so they are worked out anew in every step (see reread_thread_index). At head_dim 64 O
+// is half as large and all of Q stays in registers.
 //
 // Bytes. Global: Q and O once, K and V once per tile of queries: 4 * head_dim bytes a key against
-// 4 * head_dim * kBlockM FLOP, so kBlockM = 128 FLOP a byte, mostly served by L2 because blocks of one head
-// run side by side. Shared: ldmatrix.x4 brings 512 bytes (4 cycles) that feed kWarpM / 8 mma. With
-// 32 rows a warp, S = Q K^T at head_dim 128 reads 5 such pieces for 12 mma, P V 8 for 32: both
-// together keep shared memory busy for about 3/4 of the time of the tensor cores. With 16 rows, as
-// head_dim 256 leaves no registers for more, it is shared memory that sets the pace.
+// 4 * head_dim * kBlockM FLOP, so kBlockM = 128 FLOP a byte, mostly served by L2 because blocks of
+// one head run side by side. Shared: ldmatrix.x4 brings 512 bytes (4 cycles) that feed kWarpM / 8
+// mma. With 32 rows a warp, S = Q K^T at head_dim 128 reads 5 such pieces for 12 mma, P V 8 for 32:
+// both together keep shared memory busy for about 3/4 of the time of the tensor cores. With 16
+// rows, as head_dim 256 leaves no registers for more, it is shared memory that sets the pace.
 //
 // Next rung (sm90): wgmma reads its operands from shared memory by itself, once for 64 rows, TMA
-// moves tiles without threads or addresses, and a warp that only loads leaves the registers to those
-// that compute.
+// moves tiles without threads or addresses, and a warp that only loads leaves the registers to
+// those that compute.
 //
 // Sources: Dao 2023 (arXiv 2307.08691) for the algorithm, the flash-attention repository for the
 // idea of walking the keys backwards, CUTLASS's CuTe tutorials for the idioms.
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
     using Element = typename Traits::Element;
     constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
     constexpr int kHeadDim = Traits::kHeadDim, kStages = Traits::kStages;
-    constexpr int kNThreads = Traits::kNThreads, kAhead = Traits::kAhead;
+    constexpr int kNThreads = Traits::kNThreads;
     using TileQ = Shape<Int<kBlockM>, Int<kHeadDim>>;
     using TileKV = Shape<Int<kBlockN>, Int<kHeadDim>>;
     using TileS = Shape<Int<kBlockM>, Int<kBlockN>>;
@@ -82,9 +82,9 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
         const int batch_head = block / num_m_blocks;
         return {m_block * kBlockM, batch_head, batch_head / num_heads, batch_head % num_heads};
     };
-    const auto [m_begin, batch_head, bidb, bidh] = tile_index(blockIdx.x);
-
-    const int bidh_kv = bidh / (num_heads / static_cast<int>(problem.num_heads_kv));
+    const TileIndex tile = tile_index(blockIdx.x);
+    const int m_begin = tile.m_begin, bidb = tile.batch;
+    const int bidh_kv = tile.head / (num_heads / static_cast<int>(problem.num_heads_kv));
 
     const Mask mask{seqlen_k, problem.mask_right};
     const TileMask tile_mask = mask.tile(m_begin, kBlockM);
@@ -106,8 +106,8 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
     Tensor sK = make_tensor(make_smem_ptr(shared.k), LayoutKV{});  // (BlockN, HeadDim, Stages)
     Tensor sV = make_tensor(make_smem_ptr(shared.v), LayoutKV{});  // (BlockN, HeadDim, Stages)
     Tensor sVt = make_tensor(make_smem_ptr(shared.v),
-                             typename Traits::SmemLayoutVt{});     // (HeadDim, BlockN, Stages)
-    Tensor cQ = make_identity_tensor(TileQ{});                     // (i, j) -> (i, j)
+                             typename Traits::SmemLayoutVt{});  // (HeadDim, BlockN, Stages)
+    Tensor cQ = make_identity_tensor(TileQ{});                  // (i, j) -> (i, j)
     Tensor cKV = make_identity_tensor(TileKV{});
     Tensor cS = make_identity_tensor(TileS{});
     typename Traits::GmemTiledCopy gmem_tiled_copy;
@@ -123,10 +123,10 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
         Tensor gK = gmem_tile<TileKV>(k_ptr, tensors.k_row_stride, n_begin);  // (BlockN, HeadDim)
         Tensor gV = gmem_tile<TileKV>(v_ptr, tensors.v_row_stride, n_begin);  // (BlockN, HeadDim)
         Tensor tKVcKV = thr_copy.partition_S(cKV);                            // (CPY=8, rows, cols)
-        load_tile(thr_copy.partition_S(gK), thr_copy.partition_D(sK(_, _, stage)), tKVcKV,
-                  num_rows, head_dim, aligned16);
-        load_tile(thr_copy.partition_S(gV), thr_copy.partition_D(sV(_, _, stage)), tKVcKV,
-                  num_rows, head_dim_v, aligned16);
+        load_tile(thr_copy.partition_S(gK), thr_copy.partition_D(sK(_, _, stage)), tKVcKV, num_rows,
+                  head_dim, aligned16);
+        load_tile(thr_copy.partition_S(gV), thr_copy.partition_D(sV(_, _, stage)), tKVcKV, num_rows,
+                  head_dim_v, aligned16);
     };
 
     // ---- Products: fragments in registers ----
@@ -134,18 +134,19 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
     using SmemCopyAtom = typename Traits::SmemCopyAtom;
     const auto smem_copy_q = make_tiled_copy_A(SmemCopyAtom{}, tiled_mma);
     const auto smem_copy_k = make_tiled_copy_B(SmemCopyAtom{}, tiled_mma);
-    const auto smem_copy_v = make_tiled_copy_B(typename Traits::SmemCopyAtomTransposed{}, tiled_mma);
-    Tensor tSrQ = make_tensor<Element>(
-        partition_shape_A(tiled_mma, TileQ{}));                // (MMA=8, MMA_M, MMA_K)
-    Tensor acc_o = partition_fragment_C(tiled_mma, TileQ{});   // (MMA=4, MMA_M, MMA_K)
-    Tensor o = rows_and_cols(acc_o);                           // (2 * MMA_M, 2 * MMA_K)
+    const auto smem_copy_v =
+        make_tiled_copy_B(typename Traits::SmemCopyAtomTransposed{}, tiled_mma);
+    Tensor tSrQ =
+        make_tensor<Element>(partition_shape_A(tiled_mma, TileQ{}));  // (MMA=8, MMA_M, MMA_K)
+    Tensor acc_o = partition_fragment_C(tiled_mma, TileQ{});          // (MMA=4, MMA_M, MMA_K)
+    Tensor o = rows_and_cols(acc_o);                                  // (2 * MMA_M, 2 * MMA_K)
     OnlineSoftmax<decltype(size<0>(o))::value> softmax;
     clear(acc_o);
 
     // From shared memory to tSrQ, k-step by k-step.
     const auto q_loader = [&] {
         const auto thr_copy = smem_copy_q.get_thread_slice(thread());
-        return [&, tSsQ = thr_copy.partition_S(sQ),            // (CPY=8, MMA_M, MMA_K)
+        return [&, tSsQ = thr_copy.partition_S(sQ),  // (CPY=8, MMA_M, MMA_K)
                 tSrQ_copy = thr_copy.retile_D(tSrQ)](int k) mutable {
             copy(smem_copy_q, tSsQ(_, _, k), tSrQ_copy(_, _, k));
         };
@@ -155,7 +156,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
     if (n_block_end > 0) {
         const auto thr_copy = gmem_tiled_copy.get_thread_slice(thread());
         const auto* q_ptr = static_cast<const Element*>(tensors.q_ptr) +
-                            bidb * tensors.q_batch_stride + bidh * tensors.q_head_stride;
+                            bidb * tensors.q_batch_stride + tile.head * tensors.q_head_stride;
         Tensor gQ = gmem_tile<TileQ>(q_ptr, tensors.q_row_stride, m_begin);  // (BlockM, HeadDim)
         Tensor tQsQ = thr_copy.partition_D(sQ);                              // (CPY=8, rows, cols)
         load_tile(thr_copy.partition_S(gQ), tQsQ, thr_copy.partition_S(cQ), seqlen_q - m_begin,
@@ -208,11 +209,11 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
             Tensor s = rows_and_cols(acc_s);                          // (2 * MMA_M, 2 * MMA_N)
             clear(acc_s);
             if constexpr (Traits::kQInRegisters) {
-                warp_gemm<kAhead>(tiled_mma, smem_copy_k, acc_s, tSrQ, sK(_, _, stage), thread(),
-                                  InRegisters{});
+                warp_gemm(tiled_mma, smem_copy_k, acc_s, tSrQ, sK(_, _, stage), thread(),
+                          InRegisters{});
             } else {
-                warp_gemm<kAhead>(tiled_mma, smem_copy_k, acc_s, tSrQ, sK(_, _, stage), thread(),
-                                  q_loader());
+                warp_gemm(tiled_mma, smem_copy_k, acc_s, tSrQ, sK(_, _, stage), thread(),
+                          q_loader());
             }
             if constexpr (kIsMasked) {
                 const auto thr_mma = tiled_mma.get_thread_slice(thread());
@@ -230,8 +231,8 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
                 add_nonfinite<kBlockN, kHeadDim>(sums, o, rows_and_cols(thr_mma.partition_C(cQ)),
                                                  block_mask);
             }
-            warp_gemm<kAhead>(tiled_mma, smem_copy_v, acc_o, as_a_operand(rP), sVt(_, _, stage),
-                              thread(), InRegisters{});
+            warp_gemm(tiled_mma, smem_copy_v, acc_o, as_a_operand(rP), sVt(_, _, stage), thread(),
+                      InRegisters{});
         }
     };
     int n_block = n_block_end - 1;
@@ -241,18 +242,18 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
     for (; n_block >= 0; --n_block) step(n_block, false_type{});
 
     // ---- Epilogue: O / l and lse; O through the memory of Q, to leave in whole rows ----
-    const TileIndex tile = tile_index(reread_block_index());
+    const TileIndex out = tile_index(reread_block_index());
     const auto thr_mma = tiled_mma.get_thread_slice(thread());
     Tensor o_coord = rows_and_cols(thr_mma.partition_C(cQ));  // (2 * MMA_M, 2 * MMA_K)
     softmax.finish();
     CUTE_UNROLL
     for (int r = 0; r < size<0>(o); ++r) {
-        const int row = tile.m_begin + get<0>(o_coord(r, 0));
+        const int row = out.m_begin + get<0>(o_coord(r, 0));
         const float inverse = inverse_row_sum(softmax.row_sum[r], mask.key_end(row) > 0);
         CUTE_UNROLL
         for (int c = 0; c < size<1>(o); ++c) o(r, c) *= inverse;
         if (tensors.lse_ptr != nullptr && get<1>(o_coord(r, 0)) == 0 && row < seqlen_q) {
-            tensors.lse_ptr[tile.batch_head * problem.seqlen_q + row] =
+            tensors.lse_ptr[out.batch_head * problem.seqlen_q + row] =
                 log_sum_exp(softmax.row_max[r], softmax.row_sum[r]);
         }
     }
@@ -262,12 +263,12 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
     const auto smem_thr_copy_o = smem_copy_o.get_thread_slice(thread());
     copy(smem_copy_o, smem_thr_copy_o.retile_S(rO), smem_thr_copy_o.partition_D(sQ));
     __syncthreads();
-    auto* o_ptr = static_cast<Element*>(tensors.o_ptr) + tile.batch * tensors.o_batch_stride +
-                  tile.head * tensors.o_head_stride;
-    Tensor gO = gmem_tile<TileQ>(o_ptr, tensors.o_row_stride, tile.m_begin);  // (BlockM, HeadDim)
+    auto* o_ptr = static_cast<Element*>(tensors.o_ptr) + out.batch * tensors.o_batch_stride +
+                  out.head * tensors.o_head_stride;
+    Tensor gO = gmem_tile<TileQ>(o_ptr, tensors.o_row_stride, out.m_begin);  // (BlockM, HeadDim)
     const auto thr_copy = gmem_tiled_copy.get_thread_slice(thread());
     store_tile(thr_copy.partition_S(sQ), thr_copy.partition_D(gO), thr_copy.partition_S(cQ),
-               seqlen_q - tile.m_begin, head_dim_v, aligned16);
+               seqlen_q - out.m_begin, head_dim_v, aligned16);
 }
 
 }  // namespace fa101

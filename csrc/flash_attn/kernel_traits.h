@@ -1,4 +1,5 @@
-// The types of one tile of fa2_cute: how shared memory is laid out and who copies and multiplies what.
+// The types of one tile of fa2_cute: how shared memory is laid out and who copies and multiplies
+// what.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -10,7 +11,7 @@
 namespace fa101 {
 
 template <class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kNWarps_, int kStages_,
-          bool kQInRegisters_, int kBlocksPerSm_, int kAhead_ = 3>
+          bool kQInRegisters_, int kBlocksPerSm_>
 struct Fa2CuteTraits {
     using Element = Element_;
     static constexpr int kHeadDim = kHeadDim_;
@@ -21,7 +22,6 @@ struct Fa2CuteTraits {
     static constexpr int kStages = kStages_;
     static constexpr bool kQInRegisters = kQInRegisters_;
     static constexpr int kBlocksPerSm = kBlocksPerSm_;
-    static constexpr int kAhead = kAhead_;
 
     static_assert(kBlockM % (16 * kNWarps) == 0, "a warp owns whole 16-row mma tiles");
     static_assert(kBlockN % 16 == 0, "ldmatrix.x4 brings 16 keys at a time");
@@ -36,18 +36,19 @@ struct Fa2CuteTraits {
     using RowsOfWarps =
         cute::Layout<cute::Shape<cute::_16, cute::Int<kNWarps>, cute::Int<kWarpM / 16>>,
                      cute::Stride<cute::_1, cute::Int<kWarpM>, cute::_16>>;
-    using TiledMma = cute::TiledMMA<cute::MMA_Atom<MmaAtom>,
-                                    cute::Layout<cute::Shape<cute::Int<kNWarps>, cute::_1, cute::_1>>,
-                                    cute::Tile<RowsOfWarps, cute::_16, cute::_16>>;
+    using TiledMma =
+        cute::TiledMMA<cute::MMA_Atom<MmaAtom>,
+                       cute::Layout<cute::Shape<cute::Int<kNWarps>, cute::_1, cute::_1>>,
+                       cute::Tile<RowsOfWarps, cute::_16, cute::_16>>;
 
     // Shared memory: panels of 64 (or 32) columns, so that a row of a panel is 128 (64) bytes, and
     // its 16-byte pieces permuted by XOR with the row number. Reading 8 rows of one column
     // (ldmatrix) and writing 8 pieces of one row (cp.async) then both touch all 32 banks once.
     static constexpr int kPanel = kHeadDim % 64 == 0 ? 64 : 32;
-    using SmemAtom = decltype(cute::composition(
-        cute::Swizzle<kPanel == 64 ? 3 : 2, 3, 3>{},
-        cute::Layout<cute::Shape<cute::_8, cute::Int<kPanel>>,
-                     cute::Stride<cute::Int<kPanel>, cute::_1>>{}));
+    using SmemAtom =
+        decltype(cute::composition(cute::Swizzle<kPanel == 64 ? 3 : 2, 3, 3>{},
+                                   cute::Layout<cute::Shape<cute::_8, cute::Int<kPanel>>,
+                                                cute::Stride<cute::Int<kPanel>, cute::_1>>{}));
     using SmemLayoutQ = decltype(cute::tile_to_shape(
         SmemAtom{}, cute::Shape<cute::Int<kBlockM>, cute::Int<kHeadDim>>{}));
     using SmemLayoutKV = decltype(cute::tile_to_shape(

@@ -1,6 +1,8 @@
 // Host side of the tensor-core kernel: from a tile's numbers to its types, and the launch.
 #pragma once
 
+#include <fa101/error.h>
+
 #include "common/launch.h"
 #include "common/mask.h"
 #include "common/online_softmax.h"
@@ -8,8 +10,6 @@
 #include "flash_attn/kernel.cuh"
 #include "flash_attn/kernel_traits.h"
 #include "flash_attn/tile_config.h"
-
-#include <fa101/error.h>
 
 #include <cmath>
 #include <cstdint>
@@ -21,9 +21,9 @@ namespace fa101::fa2_cute {
 template <class Element, int kTileIndex>
 void run_kernel(const Problem& problem, const Tensors& tensors, Stream stream) {
     constexpr TileConfig kTile = kTiles[kTileIndex];
-    using Traits = Fa2CuteTraits<Element, kTile.head_dim, kTile.block_m, kTile.block_n, kTile.num_warps,
-                                 kTile.stages, kTile.q_in_registers, kTile.blocks_per_sm,
-                                 kTile.ahead>;
+    using Traits =
+        Fa2CuteTraits<Element, kTile.head_dim, kTile.block_m, kTile.block_n, kTile.num_warps,
+                      kTile.stages, kTile.q_in_registers, kTile.blocks_per_sm>;
     constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
     static_assert(kSmemBytes == kTile.smem_bytes(), "the planner counts the same bytes");
     const auto kernel = fa2_cute_kernel<Traits>;
