@@ -11,9 +11,9 @@
 // queries pass, and every block of keys reads, rescales and writes them again.
 //
 // Memory traffic: per query and block of kBlockN keys, Q and O read and O written: 12 bytes per
-// column of head_dim, against 4 * kBlockN flops. 224 keys (head_dim 64, 227 KB of shared memory)
-// give 75 flops per byte; S and P would have cost 16 bytes per 4 * head_dim flops, 16 per byte. All
-// of it is bought with shared memory: half the keys, twice the trips of O.
+// column of head_dim, against 4 * kBlockN flops. 256 keys (head_dim 64 in 227 KB of shared memory)
+// make 85 flops per byte, where S and P alone held naive to 16. All of it is bought with shared
+// memory: half the keys, twice the trips of O.
 //
 // Parallelism is the other price: O may not be updated by two blocks at once, so a thread block
 // owns a head, as in the paper, and batch * num_heads of them must fill the device. On 132 SMs 128

@@ -361,12 +361,12 @@ TEST_CASE("layouts: bshd, padding, any stride, any alignment") {  // FA-012
     const int64_t batch = 2, heads = 3, rows = 70, dim = 48;
     using Strides = std::vector<int64_t>;
     const Strides all_strides[] = {
-        {heads * rows * dim, rows * dim, dim, 1},       // dense
-        {rows * heads * dim, dim, heads * dim, 1},      // bshd memory
-        {heads * rows * 64, rows * 64, 64, 1},          // padded, still aligned
-        {heads * rows * 51 + 5, rows * 51 + 1, 51, 1},  // padded, unaligned
-        {rows * dim, batch * rows * dim, dim, 1},       // heads outermost
-        {-heads * rows * dim, -rows * dim, -dim, 1},    // reversed
+        {heads * rows * dim, rows * dim, dim, 1},             // dense
+        {rows * heads * dim, dim, heads * dim, 1},            // bshd memory
+        {heads * rows * 64, rows * 64, 64, 1},                // padded, still aligned
+        {heads * rows * 51 + 5, rows * 51 + 1, 51, 1},        // padded, unaligned
+        {rows * dim, batch * rows * dim, dim, 1},             // heads outermost
+        {-heads * rows * dim, -rows * dim, -dim, 1},          // reversed
         {heads * (rows * dim + 3), -rows * dim - 3, dim, 1},  // one axis reversed, unaligned
     };
     const Strides expanded[] = {{0, rows * dim, dim, 1},  // over the batch
