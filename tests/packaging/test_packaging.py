@@ -73,9 +73,11 @@ def checkout(tmp_path_factory):
 
 @pytest.fixture
 def python(tmp_path):
-    """A fresh virtual environment's interpreter: no torch, no build tools."""
+    """A fresh virtual environment's interpreter: NumPy, but no torch and no build tools."""
     venv.create(tmp_path / "new venv", with_pip=True)
-    return tmp_path / "new venv" / "bin" / "python"
+    interpreter = tmp_path / "new venv" / "bin" / "python"
+    run(interpreter, "-m", "pip", "install", "-q", "numpy")
+    return interpreter
 
 
 @pytest.fixture(scope="session")
@@ -143,10 +145,8 @@ def test_either_import_order(first, second):
     run(sys.executable, "-c", f"import {first}, {second}; {use}", cwd=ROOT / "tests")
 
 
-def test_editable_install_without_isolation(checkout, tmp_path):
+def test_editable_install_without_isolation(checkout, python, tmp_path):
     """Against a built library, in an environment that has only the build requirements."""
-    venv.create(tmp_path / "venv", with_pip=True)
-    python = tmp_path / "venv" / "bin" / "python"
     run(python, "-m", "pip", "install", "-q", "scikit-build-core", "nanobind", "cmake", "ninja")
     run(
         *(python, "-m", "pip", "install", "-q", "--no-build-isolation", "-e", checkout),
