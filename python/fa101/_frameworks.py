@@ -296,7 +296,7 @@ class Cupy(Numpy):
     def allocator(self, q: Any) -> Allocator:
         def allocate(nbytes: int) -> Any:
             with q.device:
-                return self._xp.empty(nbytes, dtype="uint8")
+                return self.argument(self._xp.empty(nbytes, dtype="uint8"))
 
         return allocate
 
