@@ -60,8 +60,8 @@ int cuda_count_devices(std::string* reason) {
                                   : "the driver supports CUDA " + version_text(driver) +
                                         " but this build needs " + version_text(CUDART_VERSION);
         } else {
-            *reason = status == cudaSuccess ? "no CUDA device is visible"
-                                            : cudaGetErrorString(status);
+            *reason =
+                status == cudaSuccess ? "no CUDA device is visible" : cudaGetErrorString(status);
         }
     }
     cudaGetLastError();
@@ -86,8 +86,9 @@ DeviceInfo cuda_device_info(int index) {
 void* cuda_allocate(int index, int64_t bytes, void* stream) {
     const CudaDeviceGuard guard(index);
     void* data = nullptr;
-    check_cuda(cudaMallocAsync(&data, static_cast<size_t>(bytes), static_cast<cudaStream_t>(stream)),
-               (std::to_string(bytes) + " bytes on cuda:" + std::to_string(index)).c_str());
+    check_cuda(
+        cudaMallocAsync(&data, static_cast<size_t>(bytes), static_cast<cudaStream_t>(stream)),
+        (std::to_string(bytes) + " bytes on cuda:" + std::to_string(index)).c_str());
     return data;
 }
 

@@ -106,7 +106,8 @@ void require_output(const TensorView& t, const char* name) {
 bool is_aligned16(const TensorView& t) {
     const int64_t vector = 16 / size_of(t.dtype);
     bool aligned = reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && t.shape[3] % vector == 0;
-    for (int i = 0; i < 3; ++i) aligned = aligned && (t.shape[i] <= 1 || t.strides[i] % vector == 0);
+    for (int i = 0; i < 3; ++i)
+        aligned = aligned && (t.shape[i] <= 1 || t.strides[i] % vector == 0);
     return aligned;
 }
 

@@ -2,9 +2,9 @@
 //
 //     sum over terms of x * step  ==  target,    0 <= x <= count
 //
-// has a solution in integers. With many axes of wild strides that is hard in general; for arrays that
-// nest, as all real ones do, trying the largest step first leaves one or two candidates a level. The
-// idea is that of NumPy's shares_memory.
+// has a solution in integers. With many axes of wild strides that is hard in general; for arrays
+// that nest, as all real ones do, trying the largest step first leaves one or two candidates a
+// level. The idea is that of NumPy's shares_memory.
 #include "overlap.h"
 
 #include <cstdint>

@@ -3,8 +3,8 @@
 #include <fa101/plan.h>
 
 #include "build_config.h"
-#include "device_info_cuda.h"
 #include "common/mask.h"
+#include "device_info_cuda.h"
 #include "kernel_family.h"
 
 #include <optional>
@@ -26,15 +26,15 @@ bool is_built(const KernelFamily& family, const DeviceInfo& device) {
 
 std::string describe_archs(const KernelFamily& family, const DeviceInfo& device) {
     return "this build has no code for the GPU's architecture sm_" + std::to_string(device.arch) +
-           " (" + family.name + " was built for: " +
-           (*family.archs ? family.archs : "no CUDA architecture") + ")";
+           " (" + family.name +
+           " was built for: " + (*family.archs ? family.archs : "no CUDA architecture") + ")";
 }
 
 // "" or why `family` cannot serve: the wrong device, no code for it, or the family's own reason.
 std::string refusal(const KernelFamily& family, const Problem& problem, const DeviceInfo& device) {
     if (family.device != problem.device) {
-        return std::string("it runs on ") +
-               (family.device == DeviceType::kCpu ? "CPU" : "CUDA") + " tensors";
+        return std::string("it runs on ") + (family.device == DeviceType::kCpu ? "CPU" : "CUDA") +
+               " tensors";
     }
     if (std::string reason = family.supports(problem, device); !reason.empty()) return reason;
     if (!is_built(family, device)) return describe_archs(family, device);
@@ -71,9 +71,10 @@ Plan make_plan(const KernelFamily& family, const Problem& problem, const DeviceI
     return plan;
 }
 
-// On CUDA cores, few queries: fa2 gives each tile of queries to one block, which walks all keys alone
-// and pads the tile's rows, while naive is parallel over keys too. Measured on an H200 (float32, 1 to
-// 512 heads, 1 to 1024 queries): naive wins up to 6 times below these bounds, fa2 above.
+// On CUDA cores, few queries: fa2 gives each tile of queries to one block, which walks all keys
+// alone and pads the tile's rows, while naive is parallel over keys too. Measured on an H200
+// (float32, 1 to 512 heads, 1 to 1024 queries): naive wins up to 6 times below these bounds, fa2
+// above.
 bool too_few_queries(const KernelFamily& fa2, const Problem& problem, const DeviceInfo& device) {
     const int64_t heads = problem.batch * problem.num_heads;
     const int64_t tiles =
@@ -118,7 +119,8 @@ Plan plan(const Problem& problem, const DeviceInfo& device, std::string_view ker
         if (reason.empty()) {
             best = &family;
         } else {
-            passed_over += std::string(passed_over.empty() ? "" : "; ") + family.name + ": " + reason;
+            passed_over +=
+                std::string(passed_over.empty() ? "" : "; ") + family.name + ": " + reason;
             if (family.supports(problem, device).empty()) unbuilt = reason;
         }
     }

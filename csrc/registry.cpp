@@ -1,13 +1,12 @@
 // [3] The list of kernels, in the order of the ladder. The planner, --list, explain(), the support
 // table and the tests all read it.
-#include "kernel_family.h"
-
 #include "build_config.h"
 #include "cpu/cpu_families.h"
 #include "flash_attn/family.h"
 #include "flash_attn_1.h"
 #include "flash_attn_2.h"
 #include "flash_attn_sm90/family.h"
+#include "kernel_family.h"
 #include "naive_attention.h"
 
 #include <cstdlib>
@@ -80,14 +79,7 @@ constexpr KernelFamily kSm90 = {
 };
 
 constexpr const KernelFamily* kFamilies[] = {
-    &kNaive,
-    &kFa1,
-    &kFa2,
-    &kFa2Cute,
-    &kSm90,
-    &kCpuNaiveFamily,
-    &kCpuFa1Family,
-    &kCpuFa2Family,
+    &kNaive, &kFa1, &kFa2, &kFa2Cute, &kSm90, &kCpuNaiveFamily, &kCpuFa1Family, &kCpuFa2Family,
 };
 
 }  // namespace
@@ -110,10 +102,10 @@ bool archs_serve(const char* archs, int arch) {
         const bool exact = *suffix == 'a';
         if (exact) ++suffix;
         const bool is_ptx = std::strncmp(suffix, "-virtual", 8) == 0;
-        if (exact                ? built == arch
-            : is_ptx             ? built <= arch
+        if (exact                     ? built == arch
+            : is_ptx                  ? built <= arch
             : built / 10 == arch / 10 ? built <= arch
-                                 : false) {
+                                      : false) {
             return true;
         }
         entry = std::strchr(suffix, ';');

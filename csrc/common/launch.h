@@ -23,11 +23,11 @@ inline void check_cuda(cudaError_t status, const char* what) {
 template <class Kernel>
 void allow_shared_memory(Kernel kernel, const char* name, int smem_bytes) {
     if (smem_bytes > 48 * 1024) {
-        check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                        cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes),
-                   (std::string(name) + " (" + std::to_string(smem_bytes) +
-                    " bytes of shared memory)")
-                       .c_str());
+        check_cuda(
+            cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes),
+            (std::string(name) + " (" + std::to_string(smem_bytes) + " bytes of shared memory)")
+                .c_str());
     }
 }
 

@@ -47,8 +47,9 @@ struct Mask {
     // how far the diagonal is, so it is cut to what the tile can tell.
     FA101_HOST_DEVICE TileMask tile(int m_begin, int block_m) const {
         const int64_t end = m_begin + mask_right + 1;
-        return {static_cast<int>(seqlen_k),
-                static_cast<int>(end < -block_m ? -block_m : end < seqlen_k ? end : seqlen_k)};
+        return {static_cast<int>(seqlen_k), static_cast<int>(end < -block_m   ? -block_m
+                                                             : end < seqlen_k ? end
+                                                                              : seqlen_k)};
     }
 
     // The same mask with queries counted from m_begin and keys from n_begin.

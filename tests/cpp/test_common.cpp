@@ -73,7 +73,7 @@ TEST_CASE("the online softmax state gives softmax, whatever the order of blocks"
 
 TEST_CASE("rows without a finite logit") {
     const float inf = std::numeric_limits<float>::infinity();
-    CHECK(inverse_row_sum(0.0f, /*sees_a_key=*/false) == 0.0f);       // O = 0
+    CHECK(inverse_row_sum(0.0f, /*sees_a_key=*/false) == 0.0f);            // O = 0
     CHECK(std::isnan(0.0f * inverse_row_sum(0.0f, /*sees_a_key=*/true)));  // as 0 / 0
     CHECK(log_sum_exp(-inf, 0.0f) == -inf);
 }

@@ -234,8 +234,7 @@ TEST_CASE("outputs that cannot hold the result are refused") {  // FA-054, FA-07
           std::string::npos);
     a = usual();
     a.out.data = a.q.data;
-    CHECK(message<InvalidArgument>(a) ==
-          "out overlaps q in memory; kernels write while they read");
+    CHECK(message<InvalidArgument>(a) == "out overlaps q in memory; kernels write while they read");
     a = usual();
     a.out.data = static_cast<float*>(a.k.data) - 4;
     CHECK(message<InvalidArgument>(a).find("out overlaps") != std::string::npos);
@@ -253,8 +252,7 @@ TEST_CASE("arrays may interleave in one buffer") {
     }
     CHECK(message<InvalidArgument>(a) == "no error");
     a.out.data = static_cast<float*>(a.out.data) - 1;
-    CHECK(message<InvalidArgument>(a) ==
-          "out overlaps v in memory; kernels write while they read");
+    CHECK(message<InvalidArgument>(a) == "out overlaps v in memory; kernels write while they read");
 }
 
 TEST_CASE("sharing memory is decided exactly") {
@@ -264,8 +262,8 @@ TEST_CASE("sharing memory is decided exactly") {
         std::vector<int64_t> all;
         for (int64_t i = 0; i < t.shape[0]; ++i) {
             for (int64_t j = 0; j < t.shape[1]; ++j) {
-                all.push_back(static_cast<float*>(t.data) - buffer.data() +
-                              i * t.strides[0] + j * t.strides[1]);
+                all.push_back(static_cast<float*>(t.data) - buffer.data() + i * t.strides[0] +
+                              j * t.strides[1]);
             }
         }
         std::sort(all.begin(), all.end());
@@ -325,8 +323,7 @@ TEST_CASE("scales: 0, negative and tiny are legal, non-finite is not") {
         CHECK(usual().make(options).problem.softmax_scale == scale);
     }
     options.softmax_scale = std::numeric_limits<float>::infinity();
-    CHECK(message<InvalidArgument>(usual(), options) ==
-          "softmax_scale is inf; it must be finite");
+    CHECK(message<InvalidArgument>(usual(), options) == "softmax_scale is inf; it must be finite");
 }
 
 TEST_CASE("empty problems pass, with nothing behind their pointers") {  // FA-016

@@ -236,8 +236,8 @@ TEST_CASE("workspace: S x S for naive, none for fa2") {
 }
 
 TEST_CASE("sizes of 0 are planned like any other") {  // FA-016
-    for (int64_t Problem::* size : {&Problem::batch, &Problem::num_heads, &Problem::seqlen_q,
-                                    &Problem::seqlen_k}) {
+    for (int64_t Problem::* size :
+         {&Problem::batch, &Problem::num_heads, &Problem::seqlen_q, &Problem::seqlen_k}) {
         for (DeviceType type : {DeviceType::kCpu, DeviceType::kCuda}) {
             Problem p = problem(type, DType::kFloat16, 64);
             p.*size = 0;

@@ -8,7 +8,7 @@ import torch
 
 import fa101
 from fa101.testing import assert_attention
-from helpers import REDONE, DTYPES, answers, attend, kernel_params, qkv
+from helpers import DTYPES, REDONE, answers, attend, kernel_params, qkv
 
 
 @pytest.mark.parametrize("kernel", kernel_params())

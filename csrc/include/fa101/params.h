@@ -102,7 +102,6 @@ struct Params {
 // The only maker of Problem and Tensors: every check on user input happens here, once, and kernels
 // check nothing. `lse` may be null. Throws InvalidArgument or InvalidType.
 FA101_EXPORT Params make_params(const TensorView& q, const TensorView& k, const TensorView& v,
-                                const TensorView& o, const TensorView* lse,
-                                const Options& options);
+                                const TensorView& o, const TensorView* lse, const Options& options);
 
 }  // namespace fa101

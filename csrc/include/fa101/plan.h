@@ -43,9 +43,9 @@ FA101_EXPORT Plan plan(const Problem& problem, const DeviceInfo& device,
 // An opaque cudaStream_t; null is CUDA's default stream. Ignored on the CPU.
 using Stream = void*;
 
-// Enqueues the work on `stream` of the tensors' device (CUDA), leaving the current device as it was,
-// or does it (CPU). Never allocates device memory, never synchronises; can be captured in a CUDA
-// graph.
+// Enqueues the work on `stream` of the tensors' device (CUDA), leaving the current device as it
+// was, or does it (CPU). Never allocates device memory, never synchronises; can be captured in a
+// CUDA graph.
 FA101_EXPORT void run(const Plan& plan, const Problem& problem, const Tensors& tensors,
                       void* workspace, Stream stream);
 

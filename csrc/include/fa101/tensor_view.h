@@ -10,9 +10,7 @@ enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16 };
 constexpr int64_t size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 
 constexpr const char* name_of(DType dtype) {
-    return dtype == DType::kFloat32   ? "float32"
-           : dtype == DType::kFloat16 ? "float16"
-                                      : "bfloat16";
+    return dtype == DType::kFloat32 ? "float32" : dtype == DType::kFloat16 ? "float16" : "bfloat16";
 }
 
 enum class DeviceType : uint8_t { kCpu, kCuda };
