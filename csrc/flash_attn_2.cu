@@ -166,7 +166,8 @@ void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, vo
             using T = typename decltype(type)::Type;
             using W = decltype(warp_tile);
             constexpr int kRegistersOfTiles = W::kRows * (W::kKeys + W::kCols);
-            const auto kernel = flash_attn_2_kernel < T, W, kRegistersOfTiles <= 96 ? 3 : 2 > ;
+            constexpr int kBlocksPerSm = kRegistersOfTiles <= 96 ? 3 : 2;
+            const auto kernel = flash_attn_2_kernel<T, W, kBlocksPerSm>;
             const int threads = 32 * plan.tile.num_warps;
             const int smem_bytes = SharedMemory<W>::bytes(plan.tile.num_warps);
             const int64_t grid = problem.batch * problem.num_heads *

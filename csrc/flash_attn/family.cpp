@@ -3,6 +3,7 @@
 #include <fa101/error.h>
 
 #include "build_config.h"
+#include "common/built_head_dims.h"
 #include "common/mask.h"
 #include "flash_attn/tile_config.h"
 
@@ -13,14 +14,6 @@
 
 namespace fa101::fa2_cute {
 namespace {
-
-// Part of the build: chosen by FA101_HEAD_DIMS.
-constexpr bool is_compiled(int head_dim) {
-    for (int dim : {FA101_HEAD_DIM_LIST}) {
-        if (dim == head_dim) return true;
-    }
-    return false;
-}
 
 // The first compiled tile that holds q, k and v in at most `smem_bytes`; null: none does.
 const TileConfig* find_tile(const Problem& p, int64_t smem_bytes) {

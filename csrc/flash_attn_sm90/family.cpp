@@ -3,6 +3,7 @@
 #include <fa101/error.h>
 
 #include "build_config.h"
+#include "common/built_head_dims.h"
 #include "flash_attn_sm90/tile_config.h"
 
 #include <algorithm>
@@ -12,14 +13,6 @@
 
 namespace fa101::sm90 {
 namespace {
-
-// Part of the build: chosen by FA101_HEAD_DIMS.
-constexpr bool is_compiled(int head_dim) {
-    for (int dim : {FA101_HEAD_DIM_LIST}) {
-        if (dim == head_dim) return true;
-    }
-    return false;
-}
 
 // The smallest compiled tile that holds q, k and v; 0: none does.
 int tile_head_dim(const Problem& p) {
