@@ -52,11 +52,6 @@ struct Mask {
                                                                               : seqlen_k)};
     }
 
-    // The same mask with queries counted from m_begin and keys from n_begin.
-    FA101_HOST_DEVICE Mask shifted(int64_t m_begin, int64_t n_begin) const {
-        return {seqlen_k - n_begin, mask_right + m_begin - n_begin};
-    }
-
     // Key blocks of kBlockN that some query of [m_begin, m_end) sees part of.
     FA101_HOST_DEVICE int n_block_end(int m_end, int block_n) const {
         return ceil_div(key_end(m_end - 1), block_n);
