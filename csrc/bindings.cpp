@@ -16,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -129,8 +130,13 @@ DType dtype_of(nb::dlpack::dtype dtype, const char* name) {
     if (is(Code::Float, 32)) return DType::kFloat32;
     if (is(Code::Float, 16)) return DType::kFloat16;
     if (is(Code::Bfloat, 16)) return DType::kBFloat16;
-    throw InvalidType(std::string(name) + " has dtype " + describe(dtype) +
-                      "; it must be float32, float16 or bfloat16");
+    if (is(Code::Int, 32)) return DType::kInt32;
+    if (is(Code::Bool, 8)) return DType::kBool;
+    const std::string_view argument = name;
+    throw InvalidType(std::string(name) + " has dtype " + describe(dtype) + "; it must be " +
+                      (argument == "mask"        ? "bool"
+                       : argument == "seqlens_k" ? "int32"
+                                                 : "float32, float16 or bfloat16"));
 }
 
 Device device_of(nb::dlpack::device device, const char* name) {
@@ -176,30 +182,50 @@ Enum choice(const char* name, const std::string& value, const char* first, Enum 
                           "' or '" + second + "'");
 }
 
+// An array that may be None.
+struct OptionalArray {
+    OptionalArray(nb::handle source, const char* name, Access access) {
+        if (source.is_none()) return;
+        array.emplace(source, name, access);
+        view = view_of(*array, name);
+    }
+    const TensorView* get() const { return view ? &*view : nullptr; }
+
+    std::optional<Array> array;
+    std::optional<TensorView> view;
+};
+
 // One call of forward() or explain(): its arguments, checked.
 struct Call {
-    Call(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse, bool causal,
-         const std::string& align, std::optional<double> softmax_scale, const std::string& layout)
+    Call(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse, nb::handle bias,
+         nb::handle mask, nb::handle seqlens_k, bool causal, std::optional<int64_t> window_left,
+         std::optional<int64_t> window_right, const std::string& align,
+         std::optional<double> softmax_scale, double softcap, const std::string& layout)
         : q_array(q, "q", Access::kRead),
           k_array(k, "k", Access::kRead),
           v_array(v, "v", Access::kRead),
-          out_array(out, "out", Access::kWrite) {
+          out_array(out, "out", Access::kWrite),
+          lse_array(lse, "lse", Access::kWrite),
+          bias_array(bias, "bias", Access::kRead),
+          mask_array(mask, "mask", Access::kRead),
+          seqlens_k_array(seqlens_k, "seqlens_k", Access::kRead) {
         Options options;
         options.causal = causal;
+        options.window_left = window_left;
+        options.window_right = window_right;
+        options.softcap = static_cast<float>(softcap);
+        options.bias = bias_array.get();
+        options.mask = mask_array.get();
+        options.seqlens_k = seqlens_k_array.get();
         options.align = choice("align", align, "top_left", Align::kTopLeft, "bottom_right",
                                Align::kBottomRight);
         options.layout = choice("layout", layout, "bhsd", Layout::kBHSD, "bshd", Layout::kBSHD);
         if (softmax_scale) options.softmax_scale = static_cast<float>(*softmax_scale);
 
         const TensorView q_view = view_of(q_array, "q");
-        std::optional<TensorView> lse_view;
-        if (!lse.is_none()) {
-            lse_array.emplace(lse, "lse", Access::kWrite);
-            lse_view = view_of(*lse_array, "lse");
-        }
         device = q_view.device;
         params = make_params(q_view, view_of(k_array, "k"), view_of(v_array, "v"),
-                             view_of(out_array, "out"), lse_view ? &*lse_view : nullptr, options);
+                             view_of(out_array, "out"), lse_array.get(), options);
     }
 
     // What the planner knows of the device; the caller's limit on threads counts too.
@@ -210,7 +236,7 @@ struct Call {
     }
 
     Array q_array, k_array, v_array, out_array;
-    std::optional<Array> lse_array;
+    OptionalArray lse_array, bias_array, mask_array, seqlens_k_array;
     Device device;
     Params params;
 };
@@ -219,11 +245,14 @@ struct Call {
 
 constexpr uintptr_t kWorkspaceAlignment = 256;
 
-void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse, bool causal,
-             const std::string& align, std::optional<double> softmax_scale,
+void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse,
+             nb::handle bias, nb::handle mask, nb::handle seqlens_k, bool causal,
+             std::optional<int64_t> window_left, std::optional<int64_t> window_right,
+             const std::string& align, std::optional<double> softmax_scale, double softcap,
              const std::string& layout, const std::string& kernel, const std::string& strategy,
              uintptr_t stream, nb::handle allocate, int num_threads) {
-    const Call call(q, k, v, out, lse, causal, align, softmax_scale, layout);
+    const Call call(q, k, v, out, lse, bias, mask, seqlens_k, causal, window_left, window_right,
+                    align, softmax_scale, softcap, layout);
     const Problem& problem = call.params.problem;
     // Given back after the launch, which is not too early: allocators work in the stream's order.
     nb::object memory;
@@ -249,10 +278,13 @@ struct Explained {
 };
 
 Explained explain_call(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse,
-                       bool causal, const std::string& align, std::optional<double> softmax_scale,
-                       const std::string& layout, const std::string& kernel,
+                       nb::handle bias, nb::handle mask, nb::handle seqlens_k, bool causal,
+                       std::optional<int64_t> window_left, std::optional<int64_t> window_right,
+                       const std::string& align, std::optional<double> softmax_scale,
+                       double softcap, const std::string& layout, const std::string& kernel,
                        const std::string& strategy, int num_threads) {
-    const Call call(q, k, v, out, lse, causal, align, softmax_scale, layout);
+    const Call call(q, k, v, out, lse, bias, mask, seqlens_k, causal, window_left, window_right,
+                    align, softmax_scale, softcap, layout);
     const DeviceInfo info = call.info(num_threads);
     Plan p = plan(call.params.problem, info, kernel, strategy);
     std::string text = explain(p, call.params.problem, info);
@@ -266,6 +298,9 @@ nb::list kernel_list() {
         entry["name"] = kernel.name;
         entry["device"] = kernel.device == DeviceType::kCpu ? "cpu" : "cuda";
         entry["lesson"] = kernel.lesson;
+        nb::list strategies;
+        for (Strategy strategy : kernel.strategies) strategies.append(name_of(strategy));
+        entry["strategies"] = strategies;
         list.append(entry);
     }
     return list;
@@ -417,13 +452,15 @@ NB_MODULE(_fa101, m) {
         .def("__str__", [](const Explained& e) { return e.text; })
         .def("__repr__", [](const Explained& e) { return e.text; });
 
-    m.def("forward", &forward, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a.none(), nb::kw_only(),
-          "causal"_a, "align"_a, "softmax_scale"_a.none(), "layout"_a, "kernel"_a, "strategy"_a,
+    m.def("forward", &forward, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a.none(), "bias"_a.none(),
+          "mask"_a.none(), "seqlens_k"_a.none(), nb::kw_only(), "causal"_a, "window_left"_a.none(),
+          "window_right"_a.none(), "align"_a, "softmax_scale"_a.none(), "softcap"_a, "layout"_a, "kernel"_a, "strategy"_a,
           "stream"_a, "allocate"_a.none(), "num_threads"_a = 0,
           "Writes attention into out and, unless None, the log-sum-exp into lse. `stream` is a "
           "cudaStream_t; `allocate(n)` gives n bytes of workspace on that stream.");
-    m.def("explain", &explain_call, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a.none(), nb::kw_only(),
-          "causal"_a, "align"_a, "softmax_scale"_a.none(), "layout"_a, "kernel"_a, "strategy"_a,
+    m.def("explain", &explain_call, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a.none(), "bias"_a.none(),
+          "mask"_a.none(), "seqlens_k"_a.none(), nb::kw_only(), "causal"_a, "window_left"_a.none(),
+          "window_right"_a.none(), "align"_a, "softmax_scale"_a.none(), "softcap"_a, "layout"_a, "kernel"_a, "strategy"_a,
           "num_threads"_a = 0, "The plan of forward() with these arguments.");
     m.def("kernels", &kernel_list, "Every kernel, in the order of the ladder.");
     m.def("info", &info, "How this binary was built and what it runs on.");

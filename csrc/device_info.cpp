@@ -128,7 +128,12 @@ BuildInfo build_info() {
     info.cuda_version = FA101_CUDA_VERSION;
     info.cutlass_version = FA101_CUTLASS_VERSION;
     for (const KernelFamily* family : registry()) {
-        if (family->archs != nullptr) info.archs.push_back({family->name, split(family->archs)});
+        if (family->archs == nullptr) continue;
+        std::string name = family->name;
+        if (family->strategy != Strategy::kSplitQ) {
+            name += std::string(" ") + name_of(family->strategy);
+        }
+        info.archs.push_back({name, split(family->archs)});
     }
     info.simd.push_back(name_of(SimdLevel::kPortable));
     if (FA101_HAS_AVX2) info.simd.push_back(name_of(SimdLevel::kAvx2));

@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps<W>)
     const int depth = ceil_div(head_dim, 4) * 4;
     const float softmax_scale_log2 = p.softmax_scale * kLog2e;
     const Head<T> h(p, t, blockIdx.x);
-    const Mask mask{p.seqlen_k, p.mask_right};
+    const Mask mask{p.seqlen_k, p.mask_left, p.mask_right};
     T* const o_out = h.o + 4 * lane_n;             // this lane's first column of the output
     const int num_cols = head_dim_v - 4 * lane_n;  // and what is there from it on
 
@@ -122,8 +122,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps<W>)
             for (int i = 0; i < W::kRows; ++i) {
                 const int r = row + W::kLanesM * i;
                 const float sum = row_reduce<W>(row_sum[i], [](float a, float b) { return a + b; });
-                // Before the last block, l = 0 only says that no logit was above -inf so far.
-                const float scale = inverse_row_sum(sum, is_last ? mask.key_end(r) > 0 : sum != 0);
+                const float scale = inverse_row_sum(sum);
 #pragma unroll
                 for (int c = 0; c < W::kCols; c += 4) {
                     Float4 o4;

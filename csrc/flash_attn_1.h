@@ -71,6 +71,7 @@ inline Tile tile(const Problem& p, const DeviceInfo& device) {
 
 inline std::string supports(const Problem& p, const DeviceInfo& device) {
     if (std::string reason = cuda_core_supports(p, device, 256); !reason.empty()) return reason;
+    if (std::string reason = refuse_extras(p); !reason.empty()) return reason;
     const int smem_bytes = dispatch_tile(std::max(p.head_dim, p.head_dim_v), [](auto warp_tile) {
         using W = decltype(warp_tile);
         return SharedMemory<W>::bytes(W::kBlockN, /*num_warps=*/1);
@@ -81,8 +82,8 @@ inline std::string supports(const Problem& p, const DeviceInfo& device) {
     return grid_supports(p.batch * p.num_heads);
 }
 
-inline int64_t workspace(const Tile& tile, const Problem& p) {
-    return dispatch_tile(tile.head_dim, [&](auto warp_tile) {
+inline int64_t workspace(const Plan& plan, const Problem& p) {
+    return dispatch_tile(plan.tile.head_dim, [&](auto warp_tile) {
         return p.batch * p.num_heads * Accumulators<decltype(warp_tile)>::floats(p.seqlen_q) *
                static_cast<int64_t>(sizeof(float));
     });

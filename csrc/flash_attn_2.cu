@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kBlocksPerSm)
     const int head = blockIdx.x / num_m_blocks;
     const Head<T> h(p, t, head);
 
-    const Mask mask{p.seqlen_k, p.mask_right};
+    const Mask mask{p.seqlen_k, p.mask_left, p.mask_right};
     const int n_block_end = mask.n_block_end(min(m_begin + block_m, seqlen_q), W::kBlockN);
 
     // This warp's queries, the keys that all of them see, and those that any of them sees.
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kBlocksPerSm)
         const int row = warp_begin + lane_m + W::kLanesM * i;
         const float sum = row_reduce<W>(row_sum[i], [](float a, float b) { return a + b; });
         if (row >= seqlen_q) continue;
-        const float scale = inverse_row_sum(sum, mask.key_end(row) > 0);
+        const float scale = inverse_row_sum(sum);
 #pragma unroll
         for (int c = 0; c < W::kCols; c += 4) {
             const int col = 4 * lane_n + W::kLanesN * c;

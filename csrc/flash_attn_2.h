@@ -60,6 +60,7 @@ inline Tile tile(const Problem& p, const DeviceInfo& device) {
 
 inline std::string supports(const Problem& p, const DeviceInfo& device) {
     if (std::string reason = cuda_core_supports(p, device, 256); !reason.empty()) return reason;
+    if (std::string reason = refuse_extras(p); !reason.empty()) return reason;
     const int smem_bytes = dispatch_tile(std::max(p.head_dim, p.head_dim_v), [](auto warp_tile) {
         return SharedMemory<decltype(warp_tile)>::bytes(/*num_warps=*/1);
     });
@@ -70,7 +71,7 @@ inline std::string supports(const Problem& p, const DeviceInfo& device) {
     return grid_supports(p.batch * p.num_heads * ceil_div<int64_t>(p.seqlen_q, block_m));
 }
 
-inline int64_t workspace(const Tile&, const Problem&) { return 0; }
+inline int64_t workspace(const Plan&, const Problem&) { return 0; }
 
 void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace,
             Stream stream);

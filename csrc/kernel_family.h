@@ -14,6 +14,7 @@ namespace fa101 {
 
 struct KernelFamily {
     const char* name;
+    Strategy strategy;  // a kernel with several has a family for each
     DeviceType device;
     const char* lesson;  // one line, for --list
 
@@ -23,8 +24,12 @@ struct KernelFamily {
     // Changes speed, never results. Called only when supports() says "".
     Tile (*tile)(const Problem&, const DeviceInfo&);
 
-    // Bytes of workspace the launch needs.
-    int64_t (*workspace)(const Tile&, const Problem&);
+    // Parts that the keys are split into; null: 1. Never a function of seqlens_k or of what other
+    // batch entries hold, so that a sequence gets the same bits in any company.
+    int (*num_splits)(const Problem&, const DeviceInfo&);
+
+    // Bytes of workspace the launch needs, for a plan with all of the above.
+    int64_t (*workspace)(const Plan&, const Problem&);
 
     // Enqueues the kernel; the problem is never empty (Problem::is_empty). Null in a build that
     // has no code for it.
@@ -44,8 +49,12 @@ struct Registry {
 };
 Registry registry();
 
-// The family called `name`, or null.
-const KernelFamily* find_kernel(std::string_view name);
+// The family of that name and strategy, or null.
+const KernelFamily* find_kernel(std::string_view name, Strategy strategy = Strategy::kSplitQ);
+
+// "" or the first of window, softcap, bias, mask and seqlens_k that is asked for: the reason of a
+// family that has none of them.
+std::string refuse_extras(const Problem& problem);
 
 // True when code compiled for `archs` ("75-real;90-virtual;90a-real") runs on a device of `arch`.
 bool archs_serve(const char* archs, int arch);

@@ -26,6 +26,21 @@ std::string describe(Device device) {
     return device.type == DeviceType::kCpu ? "cpu" : "cuda:" + std::to_string(device.index);
 }
 
+void require_device(const TensorView& t, const char* name, const TensorView& q) {
+    if (t.device != q.device) {
+        throw InvalidArgument(std::string(name) + " is on " + describe(t.device) + " but q is on " +
+                              describe(q.device) + "; all tensors must be on one device");
+    }
+}
+
+void require_element_alignment(const TensorView& t, const char* name) {
+    if (reinterpret_cast<uintptr_t>(t.data) % size_of(t.dtype) != 0) {
+        throw InvalidArgument(std::string(name) + " starts at an address that is no multiple of " +
+                              std::to_string(size_of(t.dtype)) + ", the size of its " +
+                              name_of(t.dtype) + " elements");
+    }
+}
+
 // One tensor's axes, whatever the layout.
 struct Axes {
     int64_t batch, heads, rows, dim;
@@ -60,11 +75,7 @@ Axes axes_of(const TensorView& t, const char* name, Layout layout) {
     if (!empty && t.data == nullptr) {
         throw InvalidArgument(std::string(name) + " has no data (a null pointer)");
     }
-    if (!empty && reinterpret_cast<uintptr_t>(t.data) % size_of(t.dtype) != 0) {
-        throw InvalidArgument(std::string(name) + " starts at an address that is no multiple of " +
-                              std::to_string(size_of(t.dtype)) + ", the size of its " +
-                              name_of(t.dtype) + " elements");
-    }
+    if (!empty) require_element_alignment(t, name);
     return {t.shape[0],   t.shape[h],   t.shape[s],  t.shape[3],
             t.strides[0], t.strides[h], t.strides[s]};
 }
@@ -83,10 +94,47 @@ void require_like_q(const TensorView& t, const char* name, const TensorView& q) 
         throw InvalidType(std::string(name) + " has dtype " + name_of(t.dtype) +
                           " but q has dtype " + name_of(q.dtype) + "; they must be equal");
     }
-    if (t.device != q.device) {
-        throw InvalidArgument(std::string(name) + " is on " + describe(t.device) + " but q is on " +
-                              describe(q.device) + "; all tensors must be on one device");
+    require_device(t, name, q);
+}
+
+// The strides with which bias or mask is read as (batch, heads, seqlen_q, seqlen_k).
+struct BroadcastStrides {
+    int64_t batch, head, row, key;
+};
+
+BroadcastStrides broadcast_strides(const TensorView& t, const char* name, const TensorView& q,
+                                   const int64_t (&target)[4]) {
+    require_device(t, name, q);
+    bool fits = t.ndim >= 2 && t.ndim <= 4;
+    int64_t strides[4] = {}, size = 1;
+    for (int i = 0; fits && i < t.ndim; ++i) {
+        const int axis = 4 - t.ndim + i;
+        fits = t.shape[i] == target[axis] || t.shape[i] == 1;
+        strides[axis] = t.shape[i] == 1 ? 0 : t.strides[i];
+        size *= t.shape[i];
     }
+    if (!fits) {
+        throw InvalidArgument(std::string(name) + " has shape " +
+                              describe(t.shape, std::min(t.ndim, kMaxDims)) +
+                              "; it must have 2 to 4 axes that broadcast to (batch, heads, "
+                              "seqlen_q, seqlen_k) = " +
+                              describe(target, 4));
+    }
+    if (size != 0 && t.data == nullptr) {
+        throw InvalidArgument(std::string(name) + " has no data (a null pointer)");
+    }
+    require_element_alignment(t, name);
+    return {strides[0], strides[1], strides[2], strides[3]};
+}
+
+// Where a window of `keys` to one side ends, counted from the diagonal.
+int64_t window_bound(std::optional<int64_t> keys, const char* name) {
+    if (!keys) return Problem::kUnbounded;
+    if (*keys < 0) {
+        throw InvalidArgument(std::string(name) + " is " + std::to_string(*keys) +
+                              "; it must be at least 0, or absent for no bound");
+    }
+    return std::min(*keys, Problem::kUnbounded);
 }
 
 void require_output(const TensorView& t, const char* name) {
@@ -126,12 +174,17 @@ bool is_tma_addressable(const TensorView& t) {
 }  // namespace
 
 int64_t Problem::visible_pairs() const {
-    // Query i sees clamp(i + mask_right + 1, 0, seqlen_k) keys: none, a ramp, then all of them.
-    const int64_t first = std::clamp<int64_t>(-mask_right, 0, seqlen_q);  // first that sees a key
-    const int64_t all = std::clamp<int64_t>(seqlen_k - 1 - mask_right, first, seqlen_q);
-    const int64_t ramp = all - first;
-    const int64_t ramp_pairs = ramp * (first + mask_right + 1) + ramp * (ramp - 1) / 2;
-    return batch * num_heads * (ramp_pairs + (seqlen_q - all) * seqlen_k);
+    // Pairs with j <= i + bound: query i has clamp(i + bound + 1, 0, seqlen_k) of them: none, a
+    // ramp, then all.
+    const auto pairs_up_to = [&](int64_t bound) {
+        const int64_t first = std::clamp<int64_t>(-bound, 0, seqlen_q);  // that has one
+        const int64_t all = std::clamp<int64_t>(seqlen_k - 1 - bound, first, seqlen_q);
+        const int64_t ramp = all - first;
+        const int64_t ramp_pairs = ramp * (first + bound + 1) + ramp * (ramp - 1) / 2;
+        return ramp_pairs + (seqlen_q - all) * seqlen_k;
+    };
+    const int64_t pairs = pairs_up_to(mask_right) - pairs_up_to(mask_left - 1);
+    return batch * num_heads * std::max<int64_t>(pairs, 0);
 }
 
 Params make_params(const TensorView& q, const TensorView& k, const TensorView& v,
@@ -141,6 +194,10 @@ Params make_params(const TensorView& q, const TensorView& k, const TensorView& v
     const Axes av = axes_of(v, "v", options.layout);
     const Axes ao = axes_of(o, "out", options.layout);
 
+    if (q.dtype == DType::kInt32 || q.dtype == DType::kBool) {
+        throw InvalidType(std::string("q has dtype ") + name_of(q.dtype) +
+                          "; it must be float32, float16 or bfloat16");
+    }
     require_like_q(k, "k", q);
     require_like_q(v, "v", q);
     require_like_q(o, "out", q);
@@ -165,10 +222,15 @@ Params make_params(const TensorView& q, const TensorView& k, const TensorView& v
 
     const struct {
         const char* name;
-        const TensorView& view;
-    } inputs[] = {{"q", q}, {"k", k}, {"v", v}};
+        const TensorView* view;
+    } inputs[] = {{"q", &q},
+                  {"k", &k},
+                  {"v", &v},
+                  {"bias", options.bias},
+                  {"mask", options.mask},
+                  {"seqlens_k", options.seqlens_k}};
     for (const auto& input : inputs) {
-        if (share_memory(o, input.view)) {
+        if (input.view != nullptr && share_memory(o, *input.view)) {
             throw InvalidArgument(std::string("out overlaps ") + input.name +
                                   " in memory; kernels write while they read");
         }
@@ -180,10 +242,7 @@ Params make_params(const TensorView& q, const TensorView& k, const TensorView& v
             throw InvalidType(std::string("lse has dtype ") + name_of(lse->dtype) +
                               "; it must be float32");
         }
-        if (lse->device != q.device) {
-            throw InvalidArgument("lse is on " + describe(lse->device) + " but q is on " +
-                                  describe(q.device) + "; all tensors must be on one device");
-        }
+        require_device(*lse, "lse", q);
         int64_t dense = 1;
         bool fits = lse->ndim == 3;
         for (int i = 2; fits && i >= 0; --i) {
@@ -199,7 +258,7 @@ Params make_params(const TensorView& q, const TensorView& k, const TensorView& v
         require_output(*lse, "lse");
         if (share_memory(*lse, o)) throw InvalidArgument("lse overlaps out in memory");
         for (const auto& input : inputs) {
-            if (share_memory(*lse, input.view)) {
+            if (input.view != nullptr && share_memory(*lse, *input.view)) {
                 throw InvalidArgument(std::string("lse overlaps ") + input.name + " in memory");
             }
         }
@@ -210,6 +269,11 @@ Params make_params(const TensorView& q, const TensorView& k, const TensorView& v
     if (!std::isfinite(softmax_scale)) {
         throw InvalidArgument("softmax_scale is " + std::to_string(softmax_scale) +
                               "; it must be finite");
+    }
+
+    if (!std::isfinite(options.softcap) || options.softcap < 0) {
+        throw InvalidArgument("softcap is " + std::to_string(options.softcap) +
+                              "; it must be finite and at least 0 (0: none)");
     }
 
     Params params;
@@ -226,8 +290,18 @@ Params make_params(const TensorView& q, const TensorView& k, const TensorView& v
     p.dtype_kv = k.dtype;
     p.dtype_o = o.dtype;
     p.softmax_scale = softmax_scale;
-    const int64_t diagonal = options.align == Align::kBottomRight ? ak.rows - aq.rows : 0;
-    p.mask_right = options.causal ? std::min(diagonal, ak.rows) : ak.rows;
+    p.softcap = options.softcap;
+    const bool bottom_right = options.align == Align::kBottomRight;
+    const int64_t diagonal = bottom_right ? ak.rows - aq.rows : 0;
+    const int64_t left = window_bound(options.window_left, "window_left");
+    int64_t right = window_bound(options.window_right, "window_right");
+    if (options.causal) right = std::min<int64_t>(right, 0);
+    if (left != Problem::kUnbounded) p.mask_left = diagonal - left;
+    if (right != Problem::kUnbounded) p.mask_right = diagonal + right;
+    p.has_bias = options.bias != nullptr;
+    p.has_mask = options.mask != nullptr;
+    p.has_seqlens_k = options.seqlens_k != nullptr;
+    p.diagonal_follows_seqlens_k = p.has_seqlens_k && bottom_right;
     p.aligned16 = is_aligned16(q) && is_aligned16(k) && is_aligned16(v) && is_aligned16(o);
     p.tma = is_tma_addressable(q) && is_tma_addressable(k) && is_tma_addressable(v);
 
@@ -244,6 +318,49 @@ Params make_params(const TensorView& q, const TensorView& k, const TensorView& v
     t.q_row_stride = aq.row_stride, t.k_row_stride = ak.row_stride;
     t.v_row_stride = av.row_stride, t.o_row_stride = ao.row_stride;
     t.device_index = q.device.index;
+
+    const int64_t logits[4] = {aq.batch, aq.heads, aq.rows, ak.rows};
+    if (const TensorView* bias = options.bias) {
+        if (bias->dtype != DType::kFloat32 && bias->dtype != q.dtype) {
+            throw InvalidType(std::string("bias has dtype ") + name_of(bias->dtype) +
+                              "; it must be float32 or the dtype of q, " + name_of(q.dtype));
+        }
+        const BroadcastStrides s = broadcast_strides(*bias, "bias", q, logits);
+        p.dtype_bias = bias->dtype;
+        t.bias_ptr = bias->data;
+        t.bias_batch_stride = s.batch, t.bias_head_stride = s.head;
+        t.bias_row_stride = s.row, t.bias_key_stride = s.key;
+    }
+    if (const TensorView* mask = options.mask) {
+        if (mask->dtype != DType::kBool) {
+            throw InvalidType(std::string("mask has dtype ") + name_of(mask->dtype) +
+                              "; it must be bool (true: the query sees the key); an array to add "
+                              "to the logits is a bias");
+        }
+        const BroadcastStrides s = broadcast_strides(*mask, "mask", q, logits);
+        t.mask_ptr = static_cast<const uint8_t*>(mask->data);
+        t.mask_batch_stride = s.batch, t.mask_head_stride = s.head;
+        t.mask_row_stride = s.row, t.mask_key_stride = s.key;
+    }
+    if (const TensorView* lengths = options.seqlens_k) {
+        if (lengths->dtype != DType::kInt32) {
+            throw InvalidType(std::string("seqlens_k has dtype ") + name_of(lengths->dtype) +
+                              "; it must be int32");
+        }
+        require_device(*lengths, "seqlens_k", q);
+        if (lengths->ndim != 1 || lengths->shape[0] != aq.batch) {
+            throw InvalidArgument("seqlens_k has shape " +
+                                  describe(lengths->shape, std::min(lengths->ndim, kMaxDims)) +
+                                  "; it must have one entry for each batch entry: (" +
+                                  std::to_string(aq.batch) + ",)");
+        }
+        if (aq.batch > 0 && lengths->data == nullptr) {
+            throw InvalidArgument("seqlens_k has no data (a null pointer)");
+        }
+        require_element_alignment(*lengths, "seqlens_k");
+        t.seqlens_k_ptr = static_cast<const int32_t*>(lengths->data);
+        t.seqlens_k_stride = lengths->strides[0];
+    }
     return params;
 }
 

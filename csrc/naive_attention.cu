@@ -16,6 +16,7 @@
 // peak is out of reach.
 //
 // Next rung (fa1): never write S. fa2 then gives each thread enough outputs to keep it busy.
+#include "common/bias_mask.h"
 #include "common/dispatch.h"
 #include "common/launch.h"
 #include "common/memory.cuh"
@@ -30,7 +31,8 @@ namespace {
 constexpr int kSoftmaxThreads = 256;
 
 // S in base-2 logits, so that the softmax can use exp2. Block = 32 x 32 outputs of one head,
-// neighbouring threads neighbouring keys. What a query does not see is not written.
+// neighbouring threads neighbouring keys. What is outside a query's bounds is not written; a key
+// inside that the mask hides gets -inf.
 template <class T>
 __global__ void __launch_bounds__(kTile* kTile)
     scores_kernel(const __grid_constant__ Problem p, const __grid_constant__ Tensors t, float* s) {
@@ -42,9 +44,13 @@ __global__ void __launch_bounds__(kTile* kTile)
     const int n_begin = blockIdx.x % num_tiles_n * kTile;
     const int m_begin = blockIdx.x / num_tiles_n % num_tiles_m * kTile;
     const int head = blockIdx.x / num_tiles_n / num_tiles_m;
+    const int64_t bidb = head / p.num_heads, bidh = head % p.num_heads;
     const Head<T> h(p, t, head);
-    const Mask mask{p.seqlen_k, p.mask_right};
-    if (n_begin >= mask.key_end(min(m_begin + kTile, seqlen_q) - 1)) return;  // nobody sees it
+    const Mask mask = mask_of(p, t, bidb);
+    if (n_begin >= mask.key_end(min(m_begin + kTile, seqlen_q) - 1) ||
+        n_begin + kTile <= mask.key_begin(m_begin)) {
+        return;  // nobody sees it
+    }
 
     const int x = threadIdx.x % kTile, y = threadIdx.x / kTile;
     const int row = m_begin + y, key = n_begin + x;
@@ -60,9 +66,16 @@ __global__ void __launch_bounds__(kTile* kTile)
         for (int i = 0; i < kTile; ++i) sum += sQ[y][i] * sK[x][i];
         __syncthreads();
     }
-    if (row < seqlen_q && key < mask.key_end(row)) {
+    if (row < seqlen_q && mask.sees_key(row, key)) {
         const int64_t s_row = static_cast<int64_t>(head) * seqlen_q + row;
-        s[s_row * seqlen_k + key] = sum * (p.softmax_scale * kLog2e);
+        const BiasMask bias_mask(p, t, bidb, bidh);
+        float logit = sum * p.softmax_scale;
+        if (p.softcap > 0) logit = p.softcap * tanhf(logit / p.softcap);
+        if (bias_mask.bias != nullptr) {
+            logit += to_float(bias_mask.bias_at(row, key), p.dtype_bias);
+        }
+        if (bias_mask.hides(row, key)) logit = -INFINITY;
+        s[s_row * seqlen_k + key] = logit * kLog2e;
     }
 }
 
@@ -83,24 +96,25 @@ __device__ float block_reduce(float x, Op op) {
 __global__ void __launch_bounds__(kSoftmaxThreads)
     softmax_kernel(const __grid_constant__ Problem p, const __grid_constant__ Tensors t, float* s) {
     const int row = blockIdx.x % static_cast<int>(p.seqlen_q);
-    const int num_keys = Mask{p.seqlen_k, p.mask_right}.key_end(row);
+    const Mask mask = mask_of(p, t, blockIdx.x / p.seqlen_q / p.num_heads);
+    const int begin = mask.key_begin(row) + threadIdx.x, end = mask.key_end(row);
     float* const s_row = s + blockIdx.x * p.seqlen_k;
 
     float row_max = -INFINITY;
-    for (int j = threadIdx.x; j < num_keys; j += kSoftmaxThreads) {
+    for (int j = begin; j < end; j += kSoftmaxThreads) {
         row_max = fmaxf(row_max, s_row[j]);
     }
     row_max = block_reduce(row_max, [](float a, float b) { return fmaxf(a, b); });
 
     const float shift = safe_row_max(row_max);
     float row_sum = 0;
-    for (int j = threadIdx.x; j < num_keys; j += kSoftmaxThreads) {
+    for (int j = begin; j < end; j += kSoftmaxThreads) {
         row_sum += exp2f(s_row[j] - shift);
     }
     row_sum = block_reduce(row_sum, [](float a, float b) { return a + b; });
 
-    const float scale = inverse_row_sum(row_sum, num_keys > 0);
-    for (int j = threadIdx.x; j < num_keys; j += kSoftmaxThreads) {
+    const float scale = inverse_row_sum(row_sum);
+    for (int j = begin; j < end; j += kSoftmaxThreads) {
         s_row[j] = exp2f(s_row[j] - shift) * scale;
     }
     if (t.lse_ptr != nullptr && threadIdx.x == 0) {
@@ -108,8 +122,9 @@ __global__ void __launch_bounds__(kSoftmaxThreads)
     }
 }
 
-// Block = 32 queries x 32 columns of one head. A row sums over the keys it sees and no others:
-// the rest of P was never written, and their V may be NaN.
+// Block = 32 queries x 32 columns of one head. A row sums over the keys it sees and no others: the
+// rest of P was never written, and their V may be NaN. Keys that the mask hides are marked by a
+// weight of -1.
 template <class T>
 __global__ void __launch_bounds__(kTile* kTile)
     output_kernel(const __grid_constant__ Problem p, const __grid_constant__ Tensors t,
@@ -121,23 +136,37 @@ __global__ void __launch_bounds__(kTile* kTile)
     const int m_begin = blockIdx.x / num_tiles_d % num_tiles_m * kTile;
     const int head = blockIdx.x / num_tiles_d / num_tiles_m;
     const Head<T> h(p, t, head);
-    const Mask mask{p.seqlen_k, p.mask_right};
+    const int64_t bidb = head / p.num_heads, bidh = head % p.num_heads;
+    const Mask mask = mask_of(p, t, bidb);
+    const BiasMask bias_mask(p, t, bidb, bidh);
 
     const int x = threadIdx.x % kTile, y = threadIdx.x / kTile;
     const int row = m_begin + y, d = d_begin + x;
-    const int num_keys = row < seqlen_q ? mask.key_end(row) : 0;
-    const int num_keys_block = mask.key_end(min(m_begin + kTile, seqlen_q) - 1);
-    const float* p_next = probs + (static_cast<int64_t>(head) * seqlen_q + row) * p.seqlen_k + x;
-    const T* v_next = h.v + y * t.v_row_stride + d;
+    const int key_begin = row < seqlen_q ? mask.key_begin(row) : 0;
+    const int key_end = row < seqlen_q ? mask.key_end(row) : 0;
+    const int block_begin = mask.key_begin(m_begin) / kTile * kTile;
+    const int block_end = mask.key_end(min(m_begin + kTile, seqlen_q) - 1);
+    const float* p_next =
+        probs + (static_cast<int64_t>(head) * seqlen_q + row) * p.seqlen_k + block_begin + x;
+    const T* v_next = h.v + (block_begin + y) * t.v_row_stride + d;
     float sum = 0;
-    for (int n_begin = 0; n_begin < num_keys_block; n_begin += kTile) {
-        sP[y][x] = n_begin + x < num_keys ? *p_next : 0.0f;
-        sV[y][x] = n_begin + y < num_keys_block && d < head_dim_v ? to_float(*v_next) : 0.0f;
+    for (int n_begin = block_begin; n_begin < block_end; n_begin += kTile) {
+        const int key = n_begin + x;
+        const bool sees = key_begin <= key && key < key_end;
+        sP[y][x] = !sees ? 0.0f : bias_mask.hides(row, key) ? -1.0f : *p_next;
+        sV[y][x] = n_begin + y < block_end && d < head_dim_v ? to_float(*v_next) : 0.0f;
         p_next += kTile, v_next += kTile * t.v_row_stride;
         __syncthreads();
-        const int num_visible = min(kTile, num_keys - n_begin);
+        const int visible_begin = max(0, key_begin - n_begin);
+        const int visible_end = min(kTile, key_end - n_begin);
+        if (bias_mask.mask == nullptr) {
 #pragma unroll 8
-        for (int j = 0; j < num_visible; ++j) sum += sP[y][j] * sV[j][x];
+            for (int j = visible_begin; j < visible_end; ++j) sum += sP[y][j] * sV[j][x];
+        } else {
+            for (int j = visible_begin; j < visible_end; ++j) {
+                if (sP[y][j] != -1.0f) sum += sP[y][j] * sV[j][x];
+            }
+        }
         __syncthreads();
     }
     if (row < seqlen_q && d < head_dim_v) h.o[row * t.o_row_stride + d] = from_float<T>(sum);

@@ -34,7 +34,7 @@ inline Tile tile(const Problem& p, const DeviceInfo&) {
     return {kTile, kTile, head_dim, kTile * kTile / 32, /*stages=*/1};
 }
 
-inline int64_t workspace(const Tile&, const Problem& p) {
+inline int64_t workspace(const Plan&, const Problem& p) {
     return heads_of(p) * p.seqlen_q * p.seqlen_k * static_cast<int64_t>(sizeof(float));
 }
 

@@ -41,34 +41,71 @@ std::string refusal(const KernelFamily& family, const Problem& problem, const De
     return "";
 }
 
-std::string fitting_kernels(const Problem& problem, const DeviceInfo& device) {
-    std::string names;
+// A kernel and its strategy as the caller chooses them; "auto" leaves either open.
+struct Choice {
+    std::string_view kernel, strategy;
+
+    bool allows(const KernelFamily& family) const {
+        return (kernel == "auto" || kernel == family.name) &&
+               (strategy == "auto" || strategy == name_of(family.strategy));
+    }
+};
+
+// The families that serve: "'fa2', 'fa2_cute', 'fa2_cute' by split_kv".
+std::string fitting_families(const Problem& problem, const DeviceInfo& device) {
+    std::string text;
     for (const KernelFamily* family : registry()) {
-        if (refusal(*family, problem, device).empty()) {
-            names += (names.empty() ? "" : ", ") + quoted(family->name);
+        if (!refusal(*family, problem, device).empty()) continue;
+        text += (text.empty() ? "" : ", ") + quoted(family->name);
+        if (family->strategy != Strategy::kSplitQ) {
+            text += std::string(" by ") + name_of(family->strategy);
         }
     }
-    return names.empty() ? "none" : names;
+    return text.empty() ? "none" : text;
 }
 
-void check_strategy(std::string_view strategy) {
-    if (strategy == "auto" || strategy == name_of(Strategy::kSplitQ)) return;
-    if (strategy == "split_kv" || strategy == "split_d") {
-        throw InvalidArgument("strategy " + quoted(strategy) +
-                              " has no kernel in this version; 'auto' and 'split_q' do");
+void check_names(const Choice& choice, const Problem& problem, const DeviceInfo& device) {
+    bool kernel_exists = choice.kernel == "auto", pair_exists = false;
+    for (const KernelFamily* family : registry()) {
+        kernel_exists |= choice.kernel == family->name;
+        pair_exists |= choice.allows(*family);
     }
-    throw InvalidArgument("strategy " + quoted(strategy) +
-                          " is unknown; it must be 'auto' or 'split_q'");
+    const auto fitting = [&] { return "; these fit: " + fitting_families(problem, device); };
+    if (!kernel_exists) {
+        throw InvalidArgument("kernel " + quoted(choice.kernel) +
+                              " is unknown; it must be 'auto' or one that fits this call" +
+                              fitting());
+    }
+    bool strategy_exists = choice.strategy == "auto";
+    for (Strategy known : {Strategy::kSplitQ, Strategy::kSplitKV, Strategy::kSplitD}) {
+        strategy_exists |= choice.strategy == name_of(known);
+    }
+    if (!strategy_exists) {
+        throw InvalidArgument("strategy " + quoted(choice.strategy) +
+                              " is unknown; it must be 'auto', 'split_q', 'split_kv' or 'split_d'" +
+                              fitting());
+    }
+    if (!pair_exists) {
+        throw InvalidArgument("kernel " + quoted(choice.kernel) + " has no strategy " +
+                              quoted(choice.strategy) + fitting());
+    }
 }
 
 Plan make_plan(const KernelFamily& family, const Problem& problem, const DeviceInfo& device,
                std::string reason) {
     Plan plan;
     plan.kernel = family.name;
+    plan.strategy = family.strategy;
     plan.tile = family.tile(problem, device);
-    plan.workspace_bytes = problem.is_empty() ? 0 : family.workspace(plan.tile, problem);
+    if (family.num_splits != nullptr) plan.num_splits = family.num_splits(problem, device);
+    plan.workspace_bytes = problem.is_empty() ? 0 : family.workspace(plan, problem);
     plan.reason = std::move(reason);
     return plan;
+}
+
+int64_t query_tiles(const KernelFamily& family, const Problem& problem, const DeviceInfo& device) {
+    const int block_m = family.tile(problem, device).block_m;
+    return problem.batch * problem.num_heads * ceil_div<int64_t>(problem.seqlen_q, block_m);
 }
 
 // On CUDA cores, few queries: fa2 gives each tile of queries to one block, which walks all keys
@@ -76,75 +113,107 @@ Plan make_plan(const KernelFamily& family, const Problem& problem, const DeviceI
 // (float32, 1 to 512 heads, 1 to 1024 queries): naive wins up to 6 times below these bounds, fa2
 // above.
 bool too_few_queries(const KernelFamily& fa2, const Problem& problem, const DeviceInfo& device) {
-    const int64_t heads = problem.batch * problem.num_heads;
-    const int64_t tiles =
-        heads * ceil_div<int64_t>(problem.seqlen_q, fa2.tile(problem, device).block_m);
-    return 2 * tiles <= device.num_sms && heads * problem.seqlen_q <= 16 * device.num_sms;
+    return 2 * query_tiles(fa2, problem, device) <= device.num_sms &&
+           problem.batch * problem.num_heads * problem.seqlen_q <= 16 * device.num_sms;
+}
+
+// Whether splitting the keys beats splitting the queries alone (by `split_q`): where the queries of
+// a key/value head fit one small tile, which then reads the keys once for the whole group, and
+// where there are too few query tiles to fill the device.
+bool prefers_split_kv(const KernelFamily& split_q, const Problem& problem,
+                      const DeviceInfo& device) {
+    return problem.seqlen_q * problem.group_size() <= 64 ||
+           3 * query_tiles(split_q, problem, device) <= device.num_sms;
 }
 
 }  // namespace
 
 std::string supports(std::string_view kernel, const Problem& problem, const DeviceInfo& device) {
-    const KernelFamily* family = find_kernel(kernel);
-    if (family == nullptr) return "there is no kernel " + quoted(kernel);
-    return refusal(*family, problem, device);
+    std::string reasons;
+    for (const KernelFamily* family : registry()) {
+        if (kernel != family->name) continue;
+        const std::string reason = refusal(*family, problem, device);
+        if (reason.empty()) return "";
+        if (reasons.find(reason) == std::string::npos) {
+            reasons += (reasons.empty() ? "" : "; ") + reason;
+        }
+    }
+    return reasons.empty() ? "there is no kernel " + quoted(kernel) : reasons;
 }
 
 Plan plan(const Problem& problem, const DeviceInfo& device, std::string_view kernel,
           std::string_view strategy) {
-    check_strategy(strategy);
-    if (kernel != "auto") {
-        const KernelFamily* family = find_kernel(kernel);
-        if (family == nullptr) {
-            throw InvalidArgument("kernel " + quoted(kernel) +
-                                  " is unknown; it must be 'auto' or one that fits this call: " +
-                                  fitting_kernels(problem, device));
-        }
-        const std::string reason = refusal(*family, problem, device);
-        if (!reason.empty()) {
-            throw InvalidArgument("kernel " + quoted(kernel) + " does not fit: " + reason +
-                                  "; these fit: " + fitting_kernels(problem, device));
-        }
-        return make_plan(*family, problem, device, "asked for by name");
-    }
+    const Choice choice{kernel, strategy};
+    check_names(choice, problem, device);
 
-    // auto: each rung beats the one below, so the highest that fits wins.
-    const KernelFamily* best = nullptr;
+    // The highest rung that fits, of each strategy; and why those above did not.
+    const KernelFamily* best[3] = {};
     std::string passed_over, unbuilt;
     const Registry families = registry();
-    for (int i = families.size() - 1; i >= 0 && best == nullptr; --i) {
+    for (int i = families.size() - 1; i >= 0; --i) {
         const KernelFamily& family = *families.begin()[i];
-        if (family.device != problem.device) continue;
+        if (!choice.allows(family)) continue;
+        if (kernel == "auto" && family.device != problem.device) continue;
+        const KernelFamily*& best_of_strategy = best[static_cast<int>(family.strategy)];
+        if (best_of_strategy != nullptr) continue;
         const std::string reason = refusal(family, problem, device);
         if (reason.empty()) {
-            best = &family;
-        } else {
-            passed_over +=
-                std::string(passed_over.empty() ? "" : "; ") + family.name + ": " + reason;
-            if (family.supports(problem, device).empty()) unbuilt = reason;
+            best_of_strategy = &family;
+            continue;
         }
+        const bool is_variant = family.strategy != Strategy::kSplitQ && strategy == "auto";
+        passed_over += std::string(passed_over.empty() ? "" : "; ") + family.name +
+                       (is_variant ? std::string(" ") + name_of(family.strategy) : "") + ": " +
+                       reason;
+        if (family.supports(problem, device).empty()) unbuilt = reason;
     }
-    if (best == nullptr) {
-        if (!unbuilt.empty()) throw CudaError(unbuilt);
-        throw Unsupported("no kernel answers this call: " + passed_over);
+    const KernelFamily* const split_q = best[static_cast<int>(Strategy::kSplitQ)];
+    const KernelFamily* const split_kv = best[static_cast<int>(Strategy::kSplitKV)];
+    const KernelFamily* const split_d = best[static_cast<int>(Strategy::kSplitD)];
+
+    if (split_q == nullptr && split_kv == nullptr && split_d == nullptr) {
+        if (kernel == "auto" && strategy == "auto") {
+            if (!unbuilt.empty()) throw CudaError(unbuilt);
+            throw Unsupported("no kernel answers this call: " + passed_over);
+        }
+        const std::string what = strategy == "auto"  ? "kernel " + quoted(kernel)
+                                 : kernel == "auto"  ? "strategy " + quoted(strategy)
+                                                     : "kernel " + quoted(kernel) + " with strategy " +
+                                                           quoted(strategy);
+        if (passed_over.empty()) passed_over = "no kernel for this device has it";
+        throw InvalidArgument(what + " does not fit: " + passed_over + "; these fit: " +
+                              fitting_families(problem, device));
     }
+    const auto because = [&](const char* reason) {
+        return reason + (passed_over.empty() ? "" : " (" + passed_over + ")");
+    };
+    if (split_d != nullptr) {
+        return make_plan(*split_d, problem, device, because("head_dim is split over warps"));
+    }
+    if (split_q == nullptr) {
+        return make_plan(*split_kv, problem, device, because("asked for by name"));
+    }
+    if (split_kv != nullptr && prefers_split_kv(*split_q, problem, device)) {
+        return make_plan(*split_kv, problem, device,
+                         because("too few query tiles to fill the device: the keys are split too"));
+    }
+    if (kernel != "auto") return make_plan(*split_q, problem, device, "asked for by name");
     const KernelFamily* const naive = find_kernel("naive");
-    if (best == find_kernel("fa2") && too_few_queries(*best, problem, device) &&
+    if (split_q == find_kernel("fa2") && too_few_queries(*split_q, problem, device) &&
         refusal(*naive, problem, device).empty()) {
-        return make_plan(*naive, problem, device,
-                         "parallel over keys too: there are too few queries to fill the GPU" +
-                             (passed_over.empty() ? "" : " (" + passed_over + ")"));
+        return make_plan(
+            *naive, problem, device,
+            because("parallel over keys too: there are too few queries to fill the GPU"));
     }
-    return make_plan(*best, problem, device,
-                     "the highest rung of the ladder that fits" +
-                         (passed_over.empty() ? "" : " (" + passed_over + ")"));
+    return make_plan(*split_q, problem, device, because("the highest rung of the ladder that fits"));
 }
 
 void run(const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace,
          Stream stream) {
-    const KernelFamily* family = find_kernel(plan.kernel);
+    const KernelFamily* family = find_kernel(plan.kernel, plan.strategy);
     if (family == nullptr) {
-        throw InvalidArgument("plan.kernel is " + quoted(plan.kernel) +
+        throw InvalidArgument("plan.kernel is " + quoted(plan.kernel) + " with strategy " +
+                              quoted(name_of(plan.strategy)) +
                               ", which is no kernel of this library");
     }
     if (problem.is_empty()) return;
@@ -166,7 +235,10 @@ void run(const Plan& plan, const Problem& problem, const Tensors& tensors, void*
 std::vector<KernelInfo> kernels() {
     std::vector<KernelInfo> list;
     for (const KernelFamily* family : registry()) {
-        list.push_back({family->name, family->device, family->lesson});
+        if (list.empty() || list.back().name != family->name) {
+            list.push_back({family->name, family->device, family->lesson, {}});
+        }
+        list.back().strategies.push_back(family->strategy);
     }
     return list;
 }
@@ -178,7 +250,12 @@ std::string explain(const Plan& plan, const Problem& problem, const DeviceInfo& 
          << problem.seqlen_k << ", head_dim " << problem.head_dim;
     if (problem.head_dim_v != problem.head_dim) text << " (v: " << problem.head_dim_v << ")";
     text << ", " << name_of(problem.dtype_q) << ", scale " << problem.softmax_scale;
-    if (problem.is_masked()) text << ", query i sees keys <= i + " << problem.mask_right;
+    if (problem.has_left_bound()) text << ", query i sees keys >= i + " << problem.mask_left;
+    if (problem.has_right_bound()) text << ", query i sees keys <= i + " << problem.mask_right;
+    if (problem.softcap > 0) text << ", softcap " << problem.softcap;
+    if (problem.has_bias) text << ", " << name_of(problem.dtype_bias) << " bias";
+    if (problem.has_mask) text << ", mask";
+    if (problem.has_seqlens_k) text << ", seqlens_k";
     text << "\ndevice     " << device.name << "\nkernel     " << plan.kernel << "\nstrategy   "
          << name_of(plan.strategy) << "\ntile       " << plan.tile.block_m << " queries x "
          << plan.tile.block_n << " keys, head_dim padded to " << plan.tile.head_dim << ", "

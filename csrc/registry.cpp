@@ -25,10 +25,12 @@ namespace {
 
 constexpr KernelFamily kNaive = {
     "naive",
+    Strategy::kSplitQ,
     DeviceType::kCuda,
     "three passes, the S x S matrix in memory: count the bytes",
     naive::supports,
     naive::tile,
+    /*num_splits=*/nullptr,
     naive::workspace,
     FA101_CUDA_LAUNCH(naive::launch),
     FA101_CUDA_CORE_ARCHS,
@@ -36,10 +38,12 @@ constexpr KernelFamily kNaive = {
 
 constexpr KernelFamily kFa1 = {
     "fa1",
+    Strategy::kSplitQ,
     DeviceType::kCuda,
     "tiles and the online softmax, keys outside: O(N) memory, but O travels",
     fa1::supports,
     fa1::tile,
+    /*num_splits=*/nullptr,
     fa1::workspace,
     FA101_CUDA_LAUNCH(fa1::launch),
     FA101_CUDA_CORE_ARCHS,
@@ -47,10 +51,12 @@ constexpr KernelFamily kFa1 = {
 
 constexpr KernelFamily kFa2 = {
     "fa2",
+    Strategy::kSplitQ,
     DeviceType::kCuda,
     "loops swapped: query tiles in parallel, one normalisation, register tiles",
     fa2::supports,
     fa2::tile,
+    /*num_splits=*/nullptr,
     fa2::workspace,
     FA101_CUDA_LAUNCH(fa2::launch),
     FA101_CUDA_CORE_ARCHS,
@@ -58,10 +64,12 @@ constexpr KernelFamily kFa2 = {
 
 constexpr KernelFamily kFa2Cute = {
     "fa2_cute",
+    Strategy::kSplitQ,
     DeviceType::kCuda,
     "the same loop on tensor cores with CuTe: layouts, ldmatrix, cp.async, swizzles",
     fa2_cute::supports,
     fa2_cute::tile,
+    /*num_splits=*/nullptr,
     fa2_cute::workspace,
     FA101_CUDA_LAUNCH(fa2_cute::launch),
     FA101_CUTE_ARCHS,
@@ -69,10 +77,12 @@ constexpr KernelFamily kFa2Cute = {
 
 constexpr KernelFamily kSm90 = {
     "sm90",
+    Strategy::kSplitQ,
     DeviceType::kCuda,
     "Hopper: TMA moves, wgmma multiplies, warpgroups with one job each",
     sm90::supports,
     sm90::tile,
+    /*num_splits=*/nullptr,
     sm90::workspace,
     FA101_CUDA_LAUNCH(sm90::launch),
     FA101_SM90_ARCHS,
@@ -86,11 +96,21 @@ constexpr const KernelFamily* kFamilies[] = {
 
 Registry registry() { return {kFamilies, static_cast<int>(std::size(kFamilies))}; }
 
-const KernelFamily* find_kernel(std::string_view name) {
+const KernelFamily* find_kernel(std::string_view name, Strategy strategy) {
     for (const KernelFamily* family : registry()) {
-        if (name == family->name) return family;
+        if (name == family->name && strategy == family->strategy) return family;
     }
     return nullptr;
+}
+
+std::string refuse_extras(const Problem& p) {
+    const char* extra = p.has_left_bound()  ? "window"
+                        : p.softcap > 0     ? "softcap"
+                        : p.has_bias        ? "bias"
+                        : p.has_mask        ? "mask"
+                        : p.has_seqlens_k   ? "seqlens_k"
+                                            : nullptr;
+    return extra != nullptr ? std::string("it has no ") + extra : "";
 }
 
 bool archs_serve(const char* archs, int arch) {

@@ -21,6 +21,13 @@ __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 
+// One element of a dtype known at run time.
+__device__ __forceinline__ float to_float(const void* element, DType dtype) {
+    if (dtype == DType::kFloat32) return *static_cast<const float*>(element);
+    if (dtype == DType::kFloat16) return to_float(*static_cast<const __half*>(element));
+    return to_float(*static_cast<const __nv_bfloat16*>(element));
+}
+
 template <class T>
 __device__ __forceinline__ T from_float(float x) {
     if constexpr (std::is_same_v<T, float>) {

@@ -23,14 +23,13 @@ FA101_HOST_DEVICE float safe_row_max(float row_max) {
     return row_max == -INFINITY ? 0.0f : row_max;
 }
 
-// 1 / l, once per row at the end. A row that sees no key gets 0, so O = 0. A row that sees keys
-// whose logits are all -inf has l = 0 too, and its softmax is undefined: 1 / 0 = inf makes
-// 0 * inf = NaN of it, as in the reference.
-FA101_HOST_DEVICE float inverse_row_sum(float row_sum, bool sees_a_key) {
-    return sees_a_key ? 1.0f / row_sum : 0.0f;
+// 1 / l, once per row at the end. A row that sees no key, or only keys whose logits are -inf (that
+// is how a bias hides them), has l = 0 and gets 0: O = 0, as torch has it, instead of 0 / 0.
+FA101_HOST_DEVICE float inverse_row_sum(float row_sum) {
+    return row_sum == 0.0f ? 0.0f : 1.0f / row_sum;
 }
 
-// The natural log-sum-exp from the base-2 state; -inf for a row that sees no key (l = 0).
+// The natural log-sum-exp from the base-2 state; -inf where l = 0.
 FA101_HOST_DEVICE float log_sum_exp(float row_max, float row_sum) {
     return (row_max + log2f(row_sum)) * kLn2;
 }

@@ -55,7 +55,8 @@ struct HeadState {
     float *row_max, *row_sum;  // [seqlen_q]
 };
 
-int64_t workspace(const Tile& tile, const Problem& problem) {
+int64_t workspace(const Plan& plan, const Problem& problem) {
+    const Tile& tile = plan.tile;
     Arena arena;
     arena.make<HeadState>(tile.num_warps, tile, problem);
     return arena.bytes();
@@ -128,10 +129,12 @@ void run_cpu_fa1(const SimdKernels& simd, const Plan& plan, const Problem& probl
 
 constexpr KernelFamily kCpuFa1Family = {
     "cpu_fa1",
+    Strategy::kSplitQ,
     DeviceType::kCpu,
     "FlashAttention-1 on a CPU: tiles and online softmax, keys outer, O rescaled in memory",
-    [](const Problem&, const DeviceInfo&) { return std::string(); },
+    [](const Problem& problem, const DeviceInfo&) { return refuse_extras(problem); },
     tile,
+    /*num_splits=*/nullptr,
     workspace,
     [](const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace, Stream) {
         run_cpu_fa1(simd_kernels(cpu_simd_level()), plan, problem, tensors, workspace);

@@ -61,7 +61,8 @@ struct Block {
     float *row_max, *row_sum;  // [block_m]
 };
 
-int64_t workspace(const Tile& tile, const Problem& problem) {
+int64_t workspace(const Plan& plan, const Problem& problem) {
+    const Tile& tile = plan.tile;
     Arena arena;
     arena.make<Block>(tile.num_warps, tile, problem);
     return arena.bytes();
@@ -123,10 +124,12 @@ void run_cpu_fa2(const SimdKernels& simd, const Plan& plan, const Problem& probl
 
 constexpr KernelFamily kCpuFa2Family = {
     "cpu_fa2",
+    Strategy::kSplitQ,
     DeviceType::kCpu,
     "FlashAttention-2 on a CPU: queries outer, tiles in L1 and L2, a register-blocked inner loop",
-    [](const Problem&, const DeviceInfo&) { return std::string(); },
+    [](const Problem& problem, const DeviceInfo&) { return refuse_extras(problem); },
     tile,
+    /*num_splits=*/nullptr,
     workspace,
     [](const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace, Stream) {
         run_cpu_fa2(simd_kernels(cpu_simd_level()), plan, problem, tensors, workspace);

@@ -71,7 +71,8 @@ struct Buffers {
     float *q_panel, *o_panel;
 };
 
-int64_t workspace(const Tile& tile, const Problem& problem) {
+int64_t workspace(const Plan& plan, const Problem& problem) {
+    const Tile& tile = plan.tile;
     Arena arena;
     arena.make<HeadMatrices>(heads_at_once(problem), problem);
     arena.make<Buffers>(tile.num_warps, problem);
@@ -162,10 +163,12 @@ void run_cpu_naive(const SimdKernels& simd, const Plan& plan, const Problem& pro
 
 constexpr KernelFamily kCpuNaiveFamily = {
     "cpu_naive",
+    Strategy::kSplitQ,
     DeviceType::kCpu,
     "the textbook on a CPU: three passes, the S x S matrix in memory",
-    [](const Problem&, const DeviceInfo&) { return std::string(); },
+    [](const Problem& problem, const DeviceInfo&) { return refuse_extras(problem); },
     tile,
+    /*num_splits=*/nullptr,
     workspace,
     [](const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace, Stream) {
         run_cpu_naive(simd_kernels(cpu_simd_level()), plan, problem, tensors, workspace);

@@ -26,7 +26,7 @@ Scratch::Scratch(Arena& arena, const Problem& problem)
       visible(reinterpret_cast<int32_t*>(arena.floats(kMaxPanel))) {}
 
 Head::Head(const SimdKernels& simd, const Problem& problem, const Tensors& t, int64_t index)
-    : simd_(simd), problem_(problem), tensors_(t), mask_{problem.seqlen_k, problem.mask_right} {
+    : simd_(simd), problem_(problem), tensors_(t), mask_(mask_of(problem, t, index / problem.num_heads)) {
     const int64_t batch = index / problem.num_heads, head = index % problem.num_heads;
     const int64_t head_kv = head / problem.group_size();
     q_ = at(t.q_ptr, batch * t.q_batch_stride + head * t.q_head_stride, problem.dtype_q);
@@ -99,7 +99,7 @@ void Head::store_o(const Panel& panel, const float* o_panel, const float* row_ma
     const int64_t ld = tile_stride(problem_.head_dim_v);
     simd_.transpose(o_panel, panel.width, problem_.head_dim_v, panel.rows, scratch.rows, ld);
     for (int i = 0; i < panel.rows; ++i) {
-        scratch.row_scale[i] = inverse_row_sum(row_sum[i], mask_.key_end(panel.begin + i) > 0);
+        scratch.row_scale[i] = inverse_row_sum(row_sum[i]);
         if (lse_ != nullptr) lse_[panel.begin + i] = log_sum_exp(row_max[i], row_sum[i]);
     }
     simd_.store_rows(problem_.dtype_o, scratch.rows, ld, panel.rows, problem_.head_dim_v,

@@ -39,6 +39,7 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
         return std::string("it needs float16 or bfloat16 for q, k, v and out; they have ") +
                name_of(p.dtype_q) + ", " + name_of(p.dtype_kv) + " and " + name_of(p.dtype_o);
     }
+    if (std::string reason = refuse_extras(p); !reason.empty()) return reason;
     if (p.head_dim % 8 != 0 || p.head_dim_v % 8 != 0) {
         return "head_dim is " + std::to_string(p.head_dim) + " and head_dim_v " +
                std::to_string(p.head_dim_v) + "; they must be multiples of 8";
@@ -65,7 +66,7 @@ Tile tile(const Problem& p, const DeviceInfo& device) {
     return {tile.block_m, tile.block_n, tile.head_dim, tile.num_warps, tile.stages};
 }
 
-int64_t workspace(const Tile&, const Problem&) { return 0; }
+int64_t workspace(const Plan&, const Problem&) { return 0; }
 
 void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, void*,
             Stream stream) {

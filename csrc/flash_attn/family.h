@@ -7,7 +7,7 @@ namespace fa101::fa2_cute {
 
 std::string supports(const Problem&, const DeviceInfo&);
 Tile tile(const Problem&, const DeviceInfo&);
-int64_t workspace(const Tile&, const Problem&);
+int64_t workspace(const Plan&, const Problem&);
 void launch(const Plan&, const Problem&, const Tensors&, void* workspace, Stream);
 
 // One translation unit each, for the head_dims of tile_config.h.

@@ -86,10 +86,10 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
     const int m_begin = tile.m_begin, bidb = tile.batch;
     const int bidh_kv = tile.head / (num_heads / static_cast<int>(problem.num_heads_kv));
 
-    const Mask mask{seqlen_k, problem.mask_right};
+    const Mask mask{seqlen_k, problem.mask_left, problem.mask_right};
     const TileMask tile_mask = mask.tile(m_begin, kBlockM);
     const int n_block_end = mask.n_block_end(min(m_begin + kBlockM, seqlen_q), kBlockN);
-    const int n_block_full = mask.n_block_full(m_begin, kBlockN);
+    const int n_block_full = mask.n_block_full_end(m_begin, kBlockN);
 
     // ---- Copies: tensors in global and shared memory, and this thread's part of them ----
     // Reading aid: tXsY is this thread's part, for the copy or product X, of tensor Y in shared
@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
     CUTE_UNROLL
     for (int r = 0; r < size<0>(o); ++r) {
         const int row = out.m_begin + get<0>(o_coord(r, 0));
-        const float inverse = inverse_row_sum(softmax.row_sum[r], mask.key_end(row) > 0);
+        const float inverse = inverse_row_sum(softmax.row_sum[r]);
         CUTE_UNROLL
         for (int c = 0; c < size<1>(o); ++c) o(r, c) *= inverse;
         if (tensors.lse_ptr != nullptr && get<1>(o_coord(r, 0)) == 0 && row < seqlen_q) {

@@ -35,6 +35,7 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
         return std::string("it needs float16 or bfloat16 for q, k, v and out; they have ") +
                name_of(p.dtype_q) + ", " + name_of(p.dtype_kv) + " and " + name_of(p.dtype_o);
     }
+    if (std::string reason = refuse_extras(p); !reason.empty()) return reason;
     if (p.head_dim % 8 != 0 || p.head_dim_v % 8 != 0) {
         return "head_dim is " + std::to_string(p.head_dim) + " and head_dim_v " +
                std::to_string(p.head_dim_v) + "; they must be multiples of 8";
@@ -62,8 +63,8 @@ Tile tile(const Problem& p, const DeviceInfo& device) {
     return {64 * groups, block_n(head_dim, groups), head_dim, 4 * (1 + groups), kStages};
 }
 
-int64_t workspace(const Tile& tile, const Problem& p) {
-    return has_counter(tile, p) ? sizeof(int) : 0;
+int64_t workspace(const Plan& plan, const Problem& p) {
+    return has_counter(plan.tile, p) ? sizeof(int) : 0;
 }
 
 void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace,

@@ -463,7 +463,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
             const int m_begin = coord.m_block * kBlockM + group * kGroupM;
             const int row = m_begin + thread / 32 * 16 + lane / 4;  // and row + 8
             const int key_end[2] = {p.mask.key_end(row), p.mask.key_end(row + 8)};
-            const int n_block_full = p.mask.n_block_full(m_begin, kBlockN);
+            const int n_block_full = p.mask.n_block_full_end(m_begin, kBlockN);
             int n_block = n_block_end_of(coord.m_block) - 1;
             const int keys_loaded = min((n_block + 1) * kBlockN, static_cast<int>(p.mask.seqlen_k));
 
@@ -561,7 +561,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
                 const int row_r = row + 8 * r;
                 const float row_sum = quad_sum(softmax.row_sum[r]);
                 const bool sees_a_key = key_end[r] > 0;
-                inverse[r] = inverse_row_sum(row_sum, sees_a_key);
+                inverse[r] = inverse_row_sum(row_sum);
                 if (p.t.lse_ptr != nullptr && lane % 4 == 0 && row_r < p.seqlen_q) {
                     p.t.lse_ptr[first_row + row_r] =
                         log_sum_exp(softmax.row_max[r] * p.softmax_scale_log2, row_sum);

@@ -86,7 +86,7 @@ KernelParams make_kernel_params(const Problem& problem, const Tensors& t, int* n
         p.k_map = p.v_map = p.q_map;
     }
     p.t = t;
-    p.mask = Mask{problem.seqlen_k, problem.mask_right};
+    p.mask = Mask{problem.seqlen_k, problem.mask_left, problem.mask_right};
     p.seqlen_q = static_cast<int>(problem.seqlen_q);
     p.num_heads = static_cast<int>(problem.num_heads);
     p.group_size = static_cast<int>(problem.group_size());
@@ -102,7 +102,7 @@ KernelParams make_kernel_params(const Problem& problem, const Tensors& t, int* n
     const int64_t bytes_per_head = problem.seqlen_k * (problem.head_dim + problem.head_dim_v) *
                                    int64_t{sizeof(Element)} / problem.group_size();
     p.section_heads =
-        problem.is_masked()
+        problem.has_right_bound()
             ? static_cast<int>(std::clamp<int64_t>(kL2Budget / std::max<int64_t>(bytes_per_head, 1),
                                                    1, p.num_batch_heads))
             : 1;

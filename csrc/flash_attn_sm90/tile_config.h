@@ -38,9 +38,9 @@ inline int groups_for(const Problem& p, int num_sms, int head_dim) {
     if (p.batch * p.num_heads * rows(2) <= int64_t{128} * num_sms) return 2;
     bool three = false;
     if (head_dim == 64) {
-        three = 4 * rows(3) <= 5 * rows(2) && (!p.is_masked() || p.seqlen_q > 1024);
+        three = 4 * rows(3) <= 5 * rows(2) && (!p.has_right_bound() || p.seqlen_q > 1024);
     } else if (head_dim == 128) {
-        three = p.seqlen_q > (p.is_masked() ? 4096 : 2048);
+        three = p.seqlen_q > (p.has_right_bound() ? 4096 : 2048);
     }
     return three ? 3 : 2;
 }
@@ -49,7 +49,7 @@ inline int groups_for(const Problem& p, int num_sms, int head_dim) {
 // same length are as well dealt out in advance, which saves clearing the counter (1.8 us).
 inline bool has_counter(const Tile& tile, const Problem& p) {
     const int64_t tiles = p.batch * p.num_heads * ceil_div<int64_t>(p.seqlen_q, tile.block_m);
-    return tiles > (p.is_masked() ? 64 : 512);
+    return tiles > (p.has_right_bound() ? 64 : 512);
 }
 
 }  // namespace fa101::sm90

@@ -1,5 +1,7 @@
 #include "testing/reference.h"
 
+#include "common/bias_mask.h"
+#include "common/mask.h"
 #include "testing/element.h"
 #include "testing/parallel.h"
 
@@ -19,34 +21,41 @@ void reference_row(const Problem& p, const Tensors& t, int64_t b, int64_t h, int
     const int64_t q0 = b * t.q_batch_stride + h * t.q_head_stride + i * t.q_row_stride;
     const int64_t k0 = b * t.k_batch_stride + h_kv * t.k_head_stride;
     const int64_t v0 = b * t.v_batch_stride + h_kv * t.v_head_stride;
-    const int64_t num_keys = std::clamp<int64_t>(i + p.mask_right + 1, 0, p.seqlen_k);
+    const Mask mask = mask_of(p, t, b);
+    const BiasMask bias_mask(p, t, b, h);
 
-    std::fill(o, o + p.head_dim_v, 0.0);
-    if (lse != nullptr) *lse = -std::numeric_limits<double>::infinity();
-    if (num_keys == 0) return;
-
-    std::vector<double> s(num_keys);
+    std::vector<double> s;
+    std::vector<int64_t> keys;  // that the query sees
     double row_max = -std::numeric_limits<double>::infinity();
-    for (int64_t j = 0; j < num_keys; ++j) {
+    for (int64_t j = 0; j < mask.seqlen_k; ++j) {
+        if (j < i + mask.mask_left || j > i + mask.mask_right || bias_mask.hides(i, j)) continue;
         double dot = 0;
         for (int64_t d = 0; d < p.head_dim; ++d) {
             dot += static_cast<double>(load_element(t.q_ptr, kDType, q0 + d)) *
                    load_element(t.k_ptr, kDType, k0 + j * t.k_row_stride + d);
         }
-        s[j] = p.softmax_scale * dot;
-        row_max = std::max(row_max, s[j]);
+        double logit = p.softmax_scale * dot;
+        if (p.softcap > 0) logit = p.softcap * std::tanh(logit / p.softcap);
+        if (p.has_bias) {
+            logit += static_cast<double>(load_element(bias_mask.bias_at(i, j), p.dtype_bias, 0));
+        }
+        s.push_back(logit);
+        keys.push_back(j);
+        row_max = std::max(row_max, logit);
     }
-    if (std::isinf(row_max) && row_max < 0) row_max = 0;  // all logits -inf: lse = -inf, O = 0 / 0
+    if (std::isinf(row_max) && row_max < 0) row_max = 0;  // -inf - -inf is NaN
 
+    std::fill(o, o + p.head_dim_v, 0.0);
     double row_sum = 0;
-    for (int64_t j = 0; j < num_keys; ++j) {
-        const double weight = std::exp(s[j] - row_max);
+    for (size_t n = 0; n < s.size(); ++n) {
+        const double weight = std::exp(s[n] - row_max);
         row_sum += weight;
         for (int64_t d = 0; d < p.head_dim_v; ++d) {
-            o[d] += weight * load_element(t.v_ptr, kDType, v0 + j * t.v_row_stride + d);
+            o[d] += weight * load_element(t.v_ptr, kDType, v0 + keys[n] * t.v_row_stride + d);
         }
     }
-    for (int64_t d = 0; d < p.head_dim_v; ++d) o[d] /= row_sum;
+    const double inverse = row_sum == 0 ? 0 : 1 / row_sum;  // no key, or all logits -inf: O = 0
+    for (int64_t d = 0; d < p.head_dim_v; ++d) o[d] *= inverse;
     if (lse != nullptr) *lse = row_max + std::log(row_sum);
 }
 

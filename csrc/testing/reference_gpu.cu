@@ -1,7 +1,9 @@
 // The oracle on the GPU, so that every element of a large problem can be checked in about a second.
 // One block per query row, float64 throughout, no online softmax: the logits are computed twice,
 // once for their maximum and once for the weights.
+#include "common/bias_mask.h"
 #include "common/launch.h"
+#include "common/mask.h"
 #include "testing/reference.h"
 
 #include <cuda_bf16.h>
@@ -14,11 +16,18 @@ namespace fa101::testing {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kChunk = 256;  // weights held in shared memory at a time
+constexpr int kChunk = 256;       // weights held in shared memory at a time
+constexpr double kHidden = -1.0;  // the weight of a key that the mask hides
 
 __device__ double widen(float x) { return x; }
 __device__ double widen(__half x) { return __half2float(x); }
 __device__ double widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+__device__ double widen(const void* element, DType dtype) {
+    return dtype == DType::kFloat32   ? widen(*static_cast<const float*>(element))
+           : dtype == DType::kFloat16 ? widen(*static_cast<const __half*>(element))
+                                      : widen(*static_cast<const __nv_bfloat16*>(element));
+}
 
 template <class Op>
 __device__ double warp_reduce(double x, Op op) {
@@ -44,8 +53,10 @@ __global__ void __launch_bounds__(kThreads)
                      i * t.q_row_stride;
     const T* k = static_cast<const T*>(t.k_ptr) + b * t.k_batch_stride + h_kv * t.k_head_stride;
     const T* v = static_cast<const T*>(t.v_ptr) + b * t.v_batch_stride + h_kv * t.v_head_stride;
-    const int64_t diagonal = i + p.mask_right + 1;
-    const int64_t num_keys = diagonal < 0 ? 0 : diagonal < p.seqlen_k ? diagonal : p.seqlen_k;
+    const Mask mask = mask_of(p, t, b);
+    const BiasMask bias_mask(p, t, b, h);
+    const int64_t key_begin = max(int64_t{0}, i + mask.mask_left);
+    const int64_t key_end = min(mask.seqlen_k, i + mask.mask_right + 1);
 
     for (int64_t d = threadIdx.x; d < p.head_dim; d += kThreads) q[d] = widen(q_row[d]);
     for (int64_t d = threadIdx.x; d < p.head_dim_v; d += kThreads) acc[d] = 0;
@@ -58,30 +69,41 @@ __global__ void __launch_bounds__(kThreads)
         for (int64_t d = lane; d < p.head_dim; d += 32) {
             dot += q[d] * widen(k[j * t.k_row_stride + d]);
         }
-        return p.softmax_scale * warp_reduce(dot, add);
+        double logit = p.softmax_scale * warp_reduce(dot, add);
+        if (p.softcap > 0) logit = p.softcap * tanh(logit / p.softcap);
+        if (p.has_bias) logit += widen(bias_mask.bias_at(i, j), p.dtype_bias);
+        return logit;
     };
 
     double row_max = -INFINITY;
-    for (int64_t j = warp; j < num_keys; j += kWarps) row_max = fmax(row_max, logit(j));
+    for (int64_t j = key_begin + warp; j < key_end; j += kWarps) {
+        if (!bias_mask.hides(i, j)) row_max = fmax(row_max, logit(j));
+    }
     if (lane == 0) partial[warp] = row_max;
     __syncthreads();
     row_max = warp_reduce(partial[lane % kWarps], larger);
-    if (isinf(row_max) && row_max < 0) row_max = 0;  // all logits -inf: lse = -inf, O = 0 / 0
+    if (isinf(row_max) && row_max < 0) row_max = 0;  // -inf - -inf is NaN
 
     double warp_sum = 0;
-    for (int64_t chunk = 0; chunk < num_keys; chunk += kChunk) {
-        const int n = static_cast<int>(num_keys - chunk < kChunk ? num_keys - chunk : kChunk);
+    for (int64_t chunk = key_begin; chunk < key_end; chunk += kChunk) {
+        const int n = static_cast<int>(min(key_end - chunk, int64_t{kChunk}));
         __syncthreads();  // the last chunk's weights are used up
         for (int j = warp; j < n; j += kWarps) {
-            const double weight = exp(logit(chunk + j) - row_max);
-            warp_sum += weight;
+            double weight = kHidden;
+            if (!bias_mask.hides(i, chunk + j)) {
+                weight = exp(logit(chunk + j) - row_max);
+                warp_sum += weight;
+            }
             if (lane == 0) weights[j] = weight;
         }
         __syncthreads();
         for (int64_t d = threadIdx.x; d < p.head_dim_v; d += kThreads) {
             double sum = acc[d];
             const T* v_column = v + chunk * t.v_row_stride + d;
-            for (int j = 0; j < n; ++j) sum += weights[j] * widen(v_column[j * t.v_row_stride]);
+            for (int j = 0; j < n; ++j) {
+                if (weights[j] == kHidden) continue;
+                sum += weights[j] * widen(v_column[j * t.v_row_stride]);
+            }
             acc[d] = sum;
         }
     }
@@ -92,7 +114,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int w = 0; w < kWarps; ++w) row_sum += partial[w];
 
     for (int64_t d = threadIdx.x; d < p.head_dim_v; d += kThreads) {
-        o[r * p.head_dim_v + d] = num_keys == 0 ? 0 : acc[d] / row_sum;
+        o[r * p.head_dim_v + d] = acc[d] * (row_sum == 0 ? 0 : 1 / row_sum);
     }
     if (lse != nullptr && threadIdx.x == 0) lse[r] = row_max + log(row_sum);
 }

@@ -74,6 +74,10 @@ class Framework(ABC):
     def inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
         """q, k and v with their last axis contiguous: copied where it is not."""
 
+    def extra(self, name: str, x: Any) -> Any:
+        """bias, mask or seqlens_k, checked for what the binding cannot see."""
+        return x
+
     @abstractmethod
     def writable(self, out: Any) -> Any:
         """`out`, checked for what the binding cannot see."""
@@ -136,6 +140,11 @@ class Torch(Framework):
         if stride and stride[-1] != 1 and x.size(-1) != 1:
             x = x.contiguous()
         return x
+
+    def extra(self, name: str, x: Any) -> Any:
+        self._refuse_transforms(**{name: x})
+        self._require_dense(name, x)
+        return x.resolve_neg()
 
     def writable(self, out: Any) -> Any:
         self._refuse_transforms(out=out)
@@ -237,6 +246,11 @@ class Numpy(Framework):
             x = x.copy(order="C")
         return x
 
+    def extra(self, name: str, x: Any) -> Any:
+        self._require_plain(name, x)
+        readable = all(stride % x.itemsize == 0 for stride in x.strides)
+        return x if x.flags.aligned and readable else x.copy(order="C")
+
     def _require_plain(self, name: str, x: Any) -> None:
         if isinstance(x, self._xp.ma.MaskedArray):
             raise TypeError(f"{name} is a masked array; fill or drop its mask first")
@@ -273,6 +287,9 @@ class Cupy(Numpy):
     def inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
         with q.device:
             return super().inputs(q, k, v)
+
+    def extra(self, name: str, x: Any) -> Any:
+        return x
 
     def _require_plain(self, name: str, x: Any) -> None:
         pass

@@ -5,7 +5,7 @@ below, in make_params.cpp, once for Python and C++.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Literal, Protocol, TypeVar, overload
 
 from fa101 import _fa101
@@ -28,8 +28,13 @@ def flash_attention(
     v: Array,
     *,
     causal: bool = ...,
+    window: tuple[int | None, int | None] | None = ...,
     align: str = ...,
     softmax_scale: float | None = ...,
+    softcap: float = ...,
+    bias: Array | None = ...,
+    mask: Array | None = ...,
+    seqlens_k: Array | None = ...,
     layout: str = ...,
     strategy: str = ...,
     kernel: str = ...,
@@ -45,8 +50,13 @@ def flash_attention(
     v: Array,
     *,
     causal: bool = ...,
+    window: tuple[int | None, int | None] | None = ...,
     align: str = ...,
     softmax_scale: float | None = ...,
+    softcap: float = ...,
+    bias: Array | None = ...,
+    mask: Array | None = ...,
+    seqlens_k: Array | None = ...,
     layout: str = ...,
     strategy: str = ...,
     kernel: str = ...,
@@ -61,15 +71,21 @@ def flash_attention(
     v: Any,
     *,
     causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
     align: str = "top_left",
     softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    bias: Any = None,
+    mask: Any = None,
+    seqlens_k: Any = None,
     layout: str = "bhsd",
     strategy: str = "auto",
     kernel: str = "auto",
     return_lse: bool = False,
     out: Any = None,
 ) -> Any:
-    """softmax(softmax_scale * q @ k.T, masked) @ v, without the seqlen_q x seqlen_k matrix.
+    """softmax(softmax_scale * q @ k.T, softcapped, plus bias, masked) @ v, without the seqlen_q x
+    seqlen_k matrix.
 
     Takes and returns torch tensors (CPU, CUDA), NumPy, CuPy or JAX arrays: all of one kind, on one
     device, in float32, float16 or bfloat16. Sums are kept in float32. On CUDA the work is enqueued
@@ -95,21 +111,33 @@ def flash_attention(
         With 2 queries and 5 keys, X visible:   top_left    bottom_right
                                                 X....       XXXX.
                                                 XX...       XXXXX
+    window: (left, right): queries see that many keys to either side of the diagonal, None meaning
+        no bound; with causal, none to the right. (127, 0) is a sliding window of 128.
     softmax_scale: None is 1 / sqrt(head_dim). Zero and negative scales are legal.
+    softcap: > 0 bounds the scaled logits s smoothly: softcap * tanh(s / softcap) (Gemma 2).
+    bias: float32 or the dtype of q, added to the logits after the softcap. It broadcasts to
+        (batch, heads, seqlen_q, seqlen_k) in either layout: 2 to 4 axes, each as long or 1.
+    mask: bool, True where the query sees the key; broadcasts as bias does.
+    seqlens_k: (batch,) int32: only the first seqlens_k[b] keys of batch entry b exist. The kernel
+        reads it on the device, so nothing waits for it; values outside [0, seqlen_k] count as the
+        nearer end. With align="bottom_right" the diagonal ends at the last key that exists.
     strategy, kernel: "auto", or a name from fa101.kernels(); fa101.explain says what "auto" picks.
     return_lse: also return log(sum(exp(logits))) of every query.
     out: an array to write the result into, and to return.
 
-    A query that sees no key gives zeros, and lse -inf. What a query may not see has no effect on
+    A query that sees no key, or whose logits are all -inf, gives zeros, and lse -inf. What a query may not see has no effect on
     its result, even if it is NaN; what it sees propagates.
     """
-    options = _options(causal, align, softmax_scale, layout, strategy, kernel)
+    options = _options(
+        causal, window, align, softmax_scale, softcap, layout, strategy, kernel
+    )
     _require_type("return_lse", return_lse, bool, "True or False")
-    framework = _common_framework(q, k, v, out)
+    extras = {"bias": bias, "mask": mask, "seqlens_k": seqlens_k}
+    framework = _common_framework(q=q, k=k, v=v, out=out, **extras)
     q, k, v = framework.inputs(q, k, v)
     target = framework.empty_out(q, v) if out is None else framework.writable(out)
     lse = framework.empty_lse(q, layout) if return_lse else None
-    _forward(framework, q, k, v, target, lse, options)
+    _forward(framework, q, k, v, target, lse, extras, options)
     if out is None:
         out = framework.result(target, q)
     else:
@@ -123,18 +151,32 @@ def plan(
     v: Any,
     *,
     causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
     align: str = "top_left",
     softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    bias: Any = None,
+    mask: Any = None,
+    seqlens_k: Any = None,
     layout: str = "bhsd",
     strategy: str = "auto",
     kernel: str = "auto",
 ) -> _fa101.Plan:
     """How flash_attention would run with these arguments: kernel, tile, workspace, and why."""
-    options = _options(causal, align, softmax_scale, layout, strategy, kernel)
-    framework = _common_framework(q, k, v, None)
+    options = _options(
+        causal, window, align, softmax_scale, softcap, layout, strategy, kernel
+    )
+    extras = {"bias": bias, "mask": mask, "seqlens_k": seqlens_k}
+    framework = _common_framework(q=q, k=k, v=v, **extras)
     q, k, v = framework.inputs(q, k, v)
     arrays = [framework.argument(x) for x in (q, k, v, framework.empty_out(q, v))]
-    return _fa101.explain(*arrays, None, **options, num_threads=framework.num_threads())
+    return _fa101.explain(
+        *arrays,
+        None,
+        *_optional(framework, extras),
+        **options,
+        num_threads=framework.num_threads(),
+    )
 
 
 def explain(q: Any, k: Any, v: Any, **options: Any) -> _fa101.Plan:
@@ -145,7 +187,14 @@ def explain(q: Any, k: Any, v: Any, **options: Any) -> _fa101.Plan:
 
 
 def _forward(
-    framework: Framework, q: Any, k: Any, v: Any, out: Any, lse: Any, options: Mapping[str, Any]
+    framework: Framework,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    extras: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> None:
     """Writes into `out` and `lse`; everything above it only decides what they are."""
     argument = framework.argument
@@ -155,6 +204,7 @@ def _forward(
         argument(v),
         argument(out),
         None if lse is None else argument(lse),
+        *_optional(framework, extras),
         **options,
         stream=framework.stream(q),
         allocate=framework.allocator(q),
@@ -162,8 +212,22 @@ def _forward(
     )
 
 
+def _optional(framework: Framework, extras: Mapping[str, Any]) -> list[Any]:
+    return [
+        None if x is None else framework.argument(framework.extra(name, x))
+        for name, x in extras.items()
+    ]
+
+
 def _options(
-    causal: Any, align: Any, softmax_scale: Any, layout: Any, strategy: Any, kernel: Any
+    causal: Any,
+    window: Any,
+    align: Any,
+    softmax_scale: Any,
+    softcap: Any,
+    layout: Any,
+    strategy: Any,
+    kernel: Any,
 ) -> dict[str, Any]:
     _require_type("causal", causal, bool, "True or False")
     _require_type("align", align, str, "a string")
@@ -171,13 +235,17 @@ def _options(
     _require_type("strategy", strategy, str, "a string")
     _require_type("kernel", kernel, str, "a string")
     if softmax_scale is not None:
-        if isinstance(softmax_scale, bool) or not isinstance(softmax_scale, Real):
-            raise TypeError(f"softmax_scale is {softmax_scale!r}; it must be a number or None")
+        _require_number("softmax_scale", softmax_scale, "a number or None")
         softmax_scale = float(softmax_scale)
+    _require_number("softcap", softcap, "a number (0: none)")
+    left, right = _window(window)
     return {
         "causal": causal,
+        "window_left": left,
+        "window_right": right,
         "align": align,
         "softmax_scale": softmax_scale,
+        "softcap": float(softcap),
         "layout": layout,
         "strategy": strategy,
         "kernel": kernel,
@@ -189,10 +257,38 @@ def _require_type(name: str, value: Any, expected: type, words: str) -> None:
         raise TypeError(f"{name} is {value!r}; it must be {words}")
 
 
-def _common_framework(q: Any, k: Any, v: Any, out: Any) -> Framework:
+def _require_number(name: str, value: Any, words: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} is {value!r}; it must be {words}")
+
+
+def _window(window: Any) -> tuple[int | None, int | None]:
+    """(left, right), checked; (None, None) for no window."""
+    if window is None:
+        return None, None
+    rule = "a pair (left, right) of numbers of keys, or None for no bound"
+    if not isinstance(window, (tuple, list)):
+        raise TypeError(f"window is {window!r}; it must be {rule}")
+    if len(window) != 2:
+        raise ValueError(f"window is {window!r}; it must be {rule}")
+    for side in window:
+        if side is None:
+            continue
+        if isinstance(side, bool) or not isinstance(side, Integral):
+            raise TypeError(f"window is {window!r}; it must be {rule}")
+        if side < 0:
+            raise ValueError(f"window is {window!r}; its sides must be at least 0, or None")
+    left, right = (None if side is None else min(int(side), 2**62) for side in window)
+    return left, right
+
+
+def _common_framework(*, q: Any, k: Any, v: Any, **optional: Any) -> Framework:
+    """The framework that all arrays come from; `optional` ones may be None."""
     framework = framework_of("q", q)
-    for name, x in (("k", k), ("v", v), ("out", out)):
-        if (x is not None or name != "out") and framework_of(name, x) is not framework:
+    required = {"k": k, "v": v}
+    present = {name: x for name, x in optional.items() if x is not None}
+    for name, x in (required | present).items():
+        if framework_of(name, x) is not framework:
             raise TypeError(
                 f"{name} is a {_kind(x)} but q is a {_kind(q)}; all arrays must be of one kind"
             )

@@ -37,8 +37,13 @@ def reference_attention(
     v: Any,
     *,
     causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
     align: str = "top_left",
     softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    bias: Any = None,
+    mask: Any = None,
+    seqlens_k: Any = None,
     layout: str = "bhsd",
 ) -> tuple[Any, Any]:
     """(out, lse) in float64, from the definition; keys a query may not see are not touched."""
@@ -53,32 +58,63 @@ def reference_attention(
     )
     out = np.zeros((batch, heads, seqlen_q, v.shape[3]))
     lse = np.full((batch, heads, seqlen_q), -np.inf)
-    diagonal = seqlen_k - seqlen_q if align == "bottom_right" else 0
-    visible = np.full(seqlen_q, seqlen_k)
-    if causal:
-        visible = np.clip(np.arange(seqlen_q) + diagonal + 1, 0, seqlen_k)
-    hidden = np.arange(seqlen_k) >= visible[:, None]
-    some = visible > 0
+    visible = visible_pairs(
+        (batch, heads, seqlen_q, seqlen_k),
+        causal=causal,
+        window=window,
+        align=align,
+        mask=None if mask is None else to_float64(mask) != 0,
+        seqlens_k=None if seqlens_k is None else to_float64(seqlens_k).astype(np.int64),
+    )
+    bias = np.broadcast_to(0.0 if bias is None else to_float64(bias), visible.shape)
 
     with np.errstate(all="ignore"):
         for b, h in np.ndindex(batch, heads):
             keys, values = k[b, h // group], v[b, h // group]
             logits = scale * (q[b, h] @ keys.T)
-            logits[hidden] = -np.inf
-            if not some.any():
+            if softcap > 0:
+                logits = softcap * np.tanh(logits / softcap)
+            logits = np.where(visible[b, h], logits + bias[b, h], -np.inf)
+            if logits.size == 0:
                 continue
-            row_max = logits[some].max(axis=-1, keepdims=True)
-            weights = np.exp(logits[some] - row_max)
+            row_max = logits.max(axis=-1, keepdims=True)
+            weights = np.exp(logits - np.where(row_max == -np.inf, 0.0, row_max))
             total = weights.sum(axis=-1, keepdims=True)
-            weights /= total
-            lse[b, h, some] = (row_max + np.log(total))[:, 0]
+            lse[b, h] = (row_max + np.log(total))[:, 0]
+            weights /= np.where(total == 0, 1.0, total)  # all logits -inf: the row is 0
             if np.isfinite(values).all():
-                out[b, h, some] = weights @ values
+                out[b, h] = weights @ values
             else:  # 0 * NaN is NaN: multiply only what is seen
-                seen = zip(np.flatnonzero(some), weights, visible[some], strict=True)
-                for row, weight, n in seen:
-                    out[b, h, row] = weight[:n] @ values[:n]
+                for row, (weight, seen) in enumerate(zip(weights, visible[b, h], strict=True)):
+                    out[b, h, row] = weight[seen] @ values[seen]
     return (out.swapaxes(1, 2) if layout == "bshd" else out), lse
+
+
+def visible_pairs(
+    shape: tuple[int, int, int, int],
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    align: str = "top_left",
+    mask: Any = None,
+    seqlens_k: Any = None,
+) -> Any:
+    """Which query sees which key: a bool array of `shape`, (batch, heads, seqlen_q, seqlen_k)."""
+    batch, _, seqlen_q, seqlen_k = shape
+    left, right = (None, None) if window is None else window
+    if causal:
+        right = 0 if right is None else min(right, 0)
+    lengths = np.full(batch, seqlen_k) if seqlens_k is None else np.clip(seqlens_k, 0, seqlen_k)
+    i, j = np.arange(seqlen_q)[:, None], np.arange(seqlen_k)
+    visible = np.ones(shape, dtype=bool) if mask is None else np.broadcast_to(mask, shape).copy()
+    for b, length in enumerate(lengths):
+        place = i + (length - seqlen_q if align == "bottom_right" else 0)
+        visible[b] &= j < length
+        if left is not None:
+            visible[b] &= j >= place - left
+        if right is not None:
+            visible[b] &= j <= place + right
+    return visible
 
 
 def torch_attention(
@@ -86,10 +122,11 @@ def torch_attention(
     k: Any,
     v: Any,
     *,
-    causal: bool = False,
-    align: str = "top_left",
     softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    bias: Any = None,
     layout: str = "bhsd",
+    **visibility: Any,
 ) -> Any:
     """The same maths by torch in the dtype of q, without fusion: the yardstick of errors."""
     import torch
@@ -106,11 +143,16 @@ def torch_attention(
         return a @ b if a.is_cuda else (a.float() @ b.float()).to(a.dtype)
 
     logits = scale * matmul(q, k.transpose(-1, -2))
-    if causal:
-        seqlen_q, seqlen_k = logits.shape[-2:]
-        diagonal = seqlen_k - seqlen_q if align == "bottom_right" else 0
-        visible = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=q.device).tril(diagonal)
-        logits = logits.masked_fill(~visible, -torch.inf)
+    if softcap > 0:
+        logits = softcap * torch.tanh(logits / softcap)
+    if bias is not None:
+        logits = logits + torch.from_numpy(to_float64(bias)).to(logits)
+    for name, convert in (("mask", lambda x: x != 0), ("seqlens_k", lambda x: x.astype(np.int64))):
+        if visibility.get(name) is not None:
+            visibility[name] = convert(to_float64(visibility[name]))
+    if any(x is not None and x is not False for x in visibility.values()):
+        visible = torch.from_numpy(visible_pairs(tuple(logits.shape), **visibility))
+        logits = logits.masked_fill(~visible.to(logits.device), -torch.inf)
     out = matmul(torch.nan_to_num(logits.softmax(dim=-1)), v)
     return out.transpose(1, 2) if layout == "bshd" else out
 

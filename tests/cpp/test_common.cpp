@@ -14,28 +14,40 @@
 
 using namespace fa101;
 
-TEST_CASE("key blocks: none missed, none visited in vain, none unchecked") {
+TEST_CASE("key blocks: none missed, hardly one visited in vain, none unchecked") {
     for (int seqlen_k : {0, 1, 15, 16, 17, 40}) {
         for (int mask_right : {-20, -3, -1, 0, 1, 7, 40}) {
-            for (int block_m : {1, 8, 16}) {
-                for (int block_n : {1, 16}) {
-                    const Mask mask{seqlen_k, mask_right};
-                    for (int m = 0; m < 48; m += block_m) {
-                        const int end = mask.n_block_end(m + block_m, block_n);
-                        const int full = mask.n_block_full(m, block_n);
-                        CHECK(full <= end);
-                        for (int n = 0; n * block_n < 64; ++n) {
-                            bool any = false, all = true;
-                            for (int i = m; i < m + block_m; ++i) {
-                                for (int j = n * block_n; j < (n + 1) * block_n; ++j) {
-                                    const bool visible = j <= i + mask_right && j < seqlen_k;
-                                    CHECK(visible == (j < mask.key_end(i)));
-                                    any |= visible;
-                                    all &= visible;
+            for (int width : {0, 1, 5, 17, 100}) {  // mask_left = mask_right - width
+                for (int block_m : {1, 8, 16}) {
+                    for (int block_n : {1, 16}) {
+                        const Mask mask{seqlen_k, mask_right - width, mask_right};
+                        for (int m = 0; m < 48; m += block_m) {
+                            const int m_end = m + block_m;
+                            const int begin = mask.n_block_begin(m, block_n);
+                            const int end = mask.n_block_end(m_end, block_n);
+                            const int full_begin = mask.n_block_full_begin(m_end, block_n);
+                            const int full_end = mask.n_block_full_end(m, block_n);
+                            for (int n = 0; n * block_n < 64; ++n) {
+                                const TileMask tile = mask.tile(m, block_m).from_key(n * block_n);
+                                bool any = false, all = true;
+                                for (int i = m; i < m_end; ++i) {
+                                    for (int j = n * block_n; j < (n + 1) * block_n; ++j) {
+                                        const bool visible = j <= i + mask_right &&
+                                                             j >= i + mask_right - width &&
+                                                             j < seqlen_k;
+                                        CHECK(visible == mask.sees_key(i, j));
+                                        const int in_block = j - n * block_n;
+                                        CHECK(visible == (in_block >= tile.key_begin(i - m) &&
+                                                          in_block < tile.key_end(i - m)));
+                                        any |= visible;
+                                        all &= visible;
+                                    }
                                 }
+                                const bool visited = begin <= n && n < end;
+                                CHECK((!any || visited));
+                                CHECK(all == (full_begin <= n && n < full_end));
+                                CHECK((!all || visited));
                             }
-                            CHECK(any == (n < end));
-                            CHECK(all == (n < full));
                         }
                     }
                 }
@@ -44,10 +56,36 @@ TEST_CASE("key blocks: none missed, none visited in vain, none unchecked") {
     }
 }
 
-TEST_CASE("key ends beyond 32 bits are clamped, not wrapped") {
+TEST_CASE("bounds beyond 32 bits are clamped, not wrapped") {
     const int64_t huge = std::numeric_limits<int32_t>::max() - 4096;
-    CHECK(Mask{huge, huge}.key_end(huge) == huge);
-    CHECK(Mask{huge, -huge}.key_end(huge - 1) == 0);
+    const int64_t none = Problem::kUnbounded;
+    CHECK(Mask{huge, -none, huge}.key_end(huge) == huge);
+    CHECK(Mask{huge, -none, -huge}.key_end(huge - 1) == 0);
+    CHECK(Mask{huge, -none, none}.key_begin(huge) == 0);
+    CHECK(Mask{huge, huge, none}.key_begin(huge) == huge);
+    CHECK(Mask{huge, -none, none}.tile(0, 128).key_end(127) == huge);
+    CHECK(Mask{huge, -none, none}.tile(0, 128).key_begin(127) == 0);
+}
+
+TEST_CASE("seqlens_k shortens the keys and moves a bottom-right diagonal") {
+    Problem p;
+    p.seqlen_q = 3, p.seqlen_k = 10;
+    p.mask_left = 7 - 4, p.mask_right = 7;  // bottom right, four keys to the left
+    const int32_t lengths[] = {5, 0, 99, -1};
+    Tensors t;
+    t.seqlens_k_ptr = lengths;
+    t.seqlens_k_stride = 1;
+    p.has_seqlens_k = p.diagonal_follows_seqlens_k = true;
+    const Mask five = mask_of(p, t, 0);
+    CHECK(five.seqlen_k == 5);
+    CHECK(five.key_end(2) == 5);    // the last query sees the last key
+    CHECK(five.key_begin(2) == 0);  // and four more
+    CHECK(five.key_end(0) == 3);
+    CHECK(mask_of(p, t, 1).key_end(2) == 0);
+    CHECK(mask_of(p, t, 2).seqlen_k == 10);
+    CHECK(mask_of(p, t, 3).seqlen_k == 0);
+    p.diagonal_follows_seqlens_k = false;
+    CHECK(mask_of(p, t, 0).key_end(0) == 5);
 }
 
 TEST_CASE("the online softmax state gives softmax, whatever the order of blocks") {
@@ -73,8 +111,8 @@ TEST_CASE("the online softmax state gives softmax, whatever the order of blocks"
 
 TEST_CASE("rows without a finite logit") {
     const float inf = std::numeric_limits<float>::infinity();
-    CHECK(inverse_row_sum(0.0f, /*sees_a_key=*/false) == 0.0f);            // O = 0
-    CHECK(std::isnan(0.0f * inverse_row_sum(0.0f, /*sees_a_key=*/true)));  // as 0 / 0
+    CHECK(inverse_row_sum(0.0f) == 0.0f);  // O = 0 instead of 0 / 0
+    CHECK(std::isnan(inverse_row_sum(std::numeric_limits<float>::quiet_NaN())));
     CHECK(log_sum_exp(-inf, 0.0f) == -inf);
 }
 

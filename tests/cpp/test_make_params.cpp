@@ -82,7 +82,7 @@ TEST_CASE("sizes, strides and the default scale reach Problem and Tensors") {
     CHECK(p.problem.head_dim_v == 16);
     CHECK(p.problem.group_size() == 2);
     CHECK(p.problem.softmax_scale == doctest::Approx(1 / std::sqrt(8.0)));
-    CHECK_FALSE(p.problem.is_masked());
+    CHECK_FALSE(p.problem.has_right_bound());
     CHECK(p.tensors.q_row_stride == 8);
     CHECK(p.tensors.q_head_stride == 40);
     CHECK(p.tensors.v_batch_stride == 2 * 7 * 16);
@@ -102,29 +102,46 @@ TEST_CASE("layout bshd only swaps strides") {
     CHECK(p.tensors.q_row_stride == 32);
 }
 
-TEST_CASE("the mask is a bound on the chosen diagonal") {
+TEST_CASE("the mask is two bounds on the chosen diagonal") {
     Options options;
     options.causal = true;
     CHECK(usual().make(options).problem.mask_right == 0);
     options.align = Align::kBottomRight;
     CHECK(usual().make(options).problem.mask_right == 2);
     options.causal = false;
-    CHECK(usual().make(options).problem.mask_right == 7);
+    CHECK(usual().make(options).problem.mask_right == Problem::kUnbounded);
+    CHECK(usual().make(options).problem.mask_left == -Problem::kUnbounded);
     CHECK(usual().make(options).problem.visible_pairs() == 2 * 4 * 5 * 7);
+    options.window_left = 3;
+    options.window_right = 1;
+    CHECK(usual().make(options).problem.mask_left == 2 - 3);
+    CHECK(usual().make(options).problem.mask_right == 2 + 1);
+    options.causal = true;  // nothing to the right, whatever the window
+    CHECK(usual().make(options).problem.mask_right == 2);
+    options.window_right = 1'000'000'000'000'000;
+    options.window_left = std::numeric_limits<int64_t>::max();
+    options.causal = false;
+    CHECK(usual().make(options).problem.mask_right == Problem::kUnbounded);
+    CHECK(usual().make(options).problem.mask_left == -Problem::kUnbounded);
 }
 
 TEST_CASE("visible pairs are counted exactly") {
     for (int64_t seqlen_q : {1, 2, 5, 9}) {
         for (int64_t seqlen_k : {0, 1, 4, 9, 12}) {
             for (int64_t mask_right = -12; mask_right <= 12; ++mask_right) {
-                Problem p;
-                p.batch = 2, p.num_heads = 3;
-                p.seqlen_q = seqlen_q, p.seqlen_k = seqlen_k, p.mask_right = mask_right;
-                int64_t count = 0;
-                for (int64_t i = 0; i < seqlen_q; ++i) {
-                    for (int64_t j = 0; j < seqlen_k; ++j) count += j <= i + mask_right;
+                for (int64_t width : {int64_t{0}, int64_t{2}, int64_t{9}, Problem::kUnbounded}) {
+                    Problem p;
+                    p.batch = 2, p.num_heads = 3;
+                    p.seqlen_q = seqlen_q, p.seqlen_k = seqlen_k;
+                    p.mask_right = mask_right, p.mask_left = mask_right - width;
+                    int64_t count = 0;
+                    for (int64_t i = 0; i < seqlen_q; ++i) {
+                        for (int64_t j = 0; j < seqlen_k; ++j) {
+                            count += i + p.mask_left <= j && j <= i + mask_right;
+                        }
+                    }
+                    CHECK(p.visible_pairs() == 2 * 3 * count);
                 }
-                CHECK(p.visible_pairs() == 2 * 3 * count);
             }
         }
     }

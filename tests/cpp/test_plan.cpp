@@ -179,15 +179,30 @@ TEST_CASE("a kernel asked for by name runs or says what would") {
                    "these fit: 'cpu_naive', 'cpu_fa1', 'cpu_fa2'"));
 }
 
-TEST_CASE("strategies: two names work, two are announced, the rest are unknown") {
+TEST_CASE("a strategy that cannot serve says which can") {
     const Problem p = problem(DeviceType::kCuda, DType::kFloat16, 64);
     CHECK(plan(p, kH200, "auto", "split_q").strategy == Strategy::kSplitQ);
-    CHECK(contains(message<InvalidArgument>([&] { plan(p, kH200, "auto", "split_kv"); }),
-                   "'split_kv' has no kernel in this version; 'auto' and 'split_q' do"));
-    CHECK(contains(message<InvalidArgument>([&] { plan(p, kH200, "auto", "split_d"); }),
-                   "'split_d' has no kernel in this version"));
+    CHECK(contains(message<InvalidArgument>([&] { plan(p, kH200, "fa1", "split_kv"); }),
+                   "kernel 'fa1' has no strategy 'split_kv'; these fit: 'naive', 'fa1'"));
     CHECK(contains(message<InvalidArgument>([&] { plan(p, kH200, "auto", "nope"); }),
-                   "strategy 'nope' is unknown; it must be 'auto' or 'split_q'"));
+                   "strategy 'nope' is unknown; it must be 'auto', 'split_q', 'split_kv' or "
+                   "'split_d'; these fit: 'naive'"));
+}
+
+TEST_CASE("window, softcap, bias, mask and seqlens_k: kernels without them say so") {
+    const auto changes = {
+        +[](Problem& p) { p.mask_left = -5; },
+        +[](Problem& p) { p.softcap = 30; },
+        +[](Problem& p) { p.has_bias = true; },
+        +[](Problem& p) { p.has_mask = true; },
+        +[](Problem& p) { p.has_seqlens_k = true; },
+    };
+    for (const auto& change : changes) {
+        Problem p = problem(DeviceType::kCuda, DType::kFloat32, 64);
+        change(p);
+        CHECK(contains(supports("fa2", p, kH200), "it has no "));
+        CHECK(supports("naive", p, kH200) == "");
+    }
 }
 
 TEST_CASE("kernels without code for the GPU are passed over; none left is a CudaError") {  // FA-087

@@ -2,15 +2,17 @@
 //
 // What is computed, once for the whole library:
 //
-//     S = softmax_scale * Q K^T, masked      P = softmax(S)      O = P V      lse = log sum exp S
+//     S = softmax_scale * Q K^T, softcapped, plus bias, masked
+//     P = softmax(S)      O = P V      lse = log sum exp S
 //
 //     q (batch, num_heads,    seqlen_q, head_dim)      o   like q, head_dim_v wide
 //     k (batch, num_heads_kv, seqlen_k, head_dim)      lse (batch, num_heads, seqlen_q), float32,
 //     v (batch, num_heads_kv, seqlen_k, head_dim_v)        natural logarithm
 //
-// Query head h reads key/value head h / (num_heads / num_heads_kv). A query that sees no key gives
-// O = 0 and lse = -inf. NaN and inf in what a query may see propagate; what it may not see has no
-// effect at all, even if it is NaN. Products accumulate in float32.
+// Query head h reads key/value head h / (num_heads / num_heads_kv). A query all of whose logits are
+// -inf, as one that sees no key, gives O = 0 and lse = -inf. NaN and inf in what a query may see
+// propagate; what it may not see has no effect at all, even if it is NaN. Products accumulate in
+// float32.
 #pragma once
 
 #include <fa101/export.h>
@@ -32,8 +34,20 @@ enum class Align : uint8_t { kTopLeft, kBottomRight };
 
 struct Options {
     bool causal = false;
+    // Query i sees this many keys to either side of its place on the diagonal; none: no bound.
+    std::optional<int64_t> window_left, window_right;
     Align align = Align::kTopLeft;
     std::optional<float> softmax_scale;  // default: 1 / sqrt(head_dim) of the caller's head_dim
+    float softcap = 0.0f;                // > 0: S becomes softcap * tanh(S / softcap)
+
+    // Optional arrays. bias and mask broadcast to (batch, num_heads, seqlen_q, seqlen_k) in either
+    // layout: 2 to 4 axes, each as long as that or 1.
+    const TensorView* bias = nullptr;  // float32 or the dtype of q; added to the logits
+    const TensorView* mask = nullptr;  // bool; true: the query sees the key
+    // (batch) int32: only that many keys of each batch entry exist. Read by the kernel, on the
+    // device; what lies outside [0, seqlen_k] counts as the nearer end.
+    const TensorView* seqlens_k = nullptr;
+
     Layout layout = Layout::kBHSD;
     std::string_view kernel = "auto";
     std::string_view strategy = "auto";
@@ -55,11 +69,22 @@ struct Problem {
     DType dtype_o = DType::kFloat32;
 
     float softmax_scale = 1.0f;
+    float softcap = 0.0f;  // 0: none
 
-    // The mask is a bound on a diagonal: query i sees key j if and only if j <= i + mask_right (and
-    // j < seqlen_k). Causal is 0 (top left) or seqlen_k - seqlen_q (bottom right); no mask is
-    // seqlen_k, which every key satisfies.
-    int64_t mask_right = 0;
+    // The mask is two bounds on a diagonal: query i sees key j if and only if
+    //     i + mask_left <= j <= i + mask_right      (and 0 <= j < seqlen_k)
+    // With the diagonal at d, 0 (top left) or seqlen_k - seqlen_q (bottom right), causal is
+    // mask_right = d and a window of w keys to the left mask_left = d - w.
+    static constexpr int64_t kUnbounded = int64_t{1} << 40;
+    int64_t mask_left = -kUnbounded;
+    int64_t mask_right = kUnbounded;
+
+    // The optional arrays of Options that are there.
+    bool has_bias = false, has_mask = false, has_seqlens_k = false;
+    DType dtype_bias = DType::kFloat32;
+    // With seqlens_k: the diagonal ends in the corner of the keys that exist (bottom right), so
+    // both bounds move with their number.
+    bool diagonal_follows_seqlens_k = false;
 
     // Every row of q, k, v and o starts on a 16-byte boundary and holds whole 16-byte vectors, so
     // that 128-bit loads and stores are legal.
@@ -70,11 +95,12 @@ struct Problem {
     // an expanded axis, stride 0, is out.
     bool tma = false;
 
-    bool is_masked() const { return mask_right < seqlen_k - 1; }
+    bool has_left_bound() const { return mask_left > 1 - seqlen_q; }
+    bool has_right_bound() const { return mask_right < seqlen_k - 1; }
     int64_t group_size() const { return num_heads_kv > 0 ? num_heads / num_heads_kv : 1; }
     // Nothing to write: no kernel is launched.
     bool is_empty() const { return batch == 0 || num_heads == 0 || seqlen_q == 0; }
-    // (query, key) pairs that are visible, summed over batch and heads.
+    // (query, key) pairs within the bounds, summed over batch and heads.
     FA101_EXPORT int64_t visible_pairs() const;
 };
 
@@ -86,10 +112,18 @@ struct Tensors {
     void* o_ptr = nullptr;        // (batch, num_heads, seqlen_q, head_dim_v)
     float* lse_ptr = nullptr;     // (batch, num_heads, seqlen_q) contiguous, or null
 
+    // Broadcast axes have stride 0.
+    const void* bias_ptr = nullptr;           // (batch, num_heads, seqlen_q, seqlen_k), or null
+    const uint8_t* mask_ptr = nullptr;          // (batch, num_heads, seqlen_q, seqlen_k), or null
+    const int32_t* seqlens_k_ptr = nullptr;   // (batch), or null
+
     int64_t q_batch_stride = 0, q_head_stride = 0, q_row_stride = 0;
     int64_t k_batch_stride = 0, k_head_stride = 0, k_row_stride = 0;
     int64_t v_batch_stride = 0, v_head_stride = 0, v_row_stride = 0;
     int64_t o_batch_stride = 0, o_head_stride = 0, o_row_stride = 0;
+    int64_t bias_batch_stride = 0, bias_head_stride = 0, bias_row_stride = 0, bias_key_stride = 0;
+    int64_t mask_batch_stride = 0, mask_head_stride = 0, mask_row_stride = 0, mask_key_stride = 0;
+    int64_t seqlens_k_stride = 0;
 
     int device_index = 0;  // the GPU they are on
 };

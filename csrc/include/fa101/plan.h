@@ -12,10 +12,15 @@
 
 namespace fa101 {
 
-// What is split over blocks. All of today's kernels split queries.
-enum class Strategy : uint8_t { kSplitQ };
+// What is split over blocks: tiles of queries; the keys too, where there are too few queries; or
+// the head dimension, where a row of it is too long for one warp's registers.
+enum class Strategy : uint8_t { kSplitQ, kSplitKV, kSplitD };
 
-constexpr const char* name_of(Strategy) { return "split_q"; }
+constexpr const char* name_of(Strategy strategy) {
+    return strategy == Strategy::kSplitQ    ? "split_q"
+           : strategy == Strategy::kSplitKV ? "split_kv"
+                                            : "split_d";
+}
 
 struct Tile {
     int block_m = 0;   // query rows a block owns (the papers' Br)
@@ -57,11 +62,13 @@ FA101_EXPORT std::string explain(const Plan& plan, const Problem& problem,
 struct KernelInfo {
     std::string name;
     DeviceType device;
-    std::string lesson;  // one line
+    std::string lesson;                // one line
+    std::vector<Strategy> strategies;  // that it has
 };
 FA101_EXPORT std::vector<KernelInfo> kernels();
 
-// "" when the kernel answers the problem on the device, else the reason it does not.
+// "" when the kernel answers the problem on the device by one of its strategies, else the reason
+// it does not.
 FA101_EXPORT std::string supports(std::string_view kernel, const Problem& problem,
                                   const DeviceInfo& device);
 

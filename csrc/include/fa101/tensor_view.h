@@ -5,12 +5,26 @@
 
 namespace fa101 {
 
-enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16 };
+enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16, kInt32, kBool };
 
-constexpr int64_t size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+constexpr int64_t size_of(DType dtype) {
+    return dtype == DType::kBool ? 1 : dtype == DType::kFloat32 || dtype == DType::kInt32 ? 4 : 2;
+}
 
 constexpr const char* name_of(DType dtype) {
-    return dtype == DType::kFloat32 ? "float32" : dtype == DType::kFloat16 ? "float16" : "bfloat16";
+    switch (dtype) {
+        case DType::kFloat32:
+            return "float32";
+        case DType::kFloat16:
+            return "float16";
+        case DType::kBFloat16:
+            return "bfloat16";
+        case DType::kInt32:
+            return "int32";
+        case DType::kBool:
+            return "bool";
+    }
+    return "unknown";
 }
 
 enum class DeviceType : uint8_t { kCpu, kCuda };
