@@ -41,7 +41,7 @@ Tile tile(const Problem& problem, const DeviceInfo& device) {
 struct HeadState {
     HeadState(Arena& arena, const Tile& tile, const Problem& problem)
         : keys(arena, tile.block_n, problem),
-          scratch(arena, problem),
+          scratch(arena, tile.block_n, problem),
           q_panel(arena.floats(panel_floats(kMaxPanel, problem.head_dim))),
           o_panel(arena.floats(panel_floats(kMaxPanel, problem.head_dim_v))),
           o(arena.floats(problem.seqlen_q * problem.head_dim_v)),
@@ -65,7 +65,7 @@ int64_t workspace(const Plan& plan, const Problem& problem) {
 // O_i from memory, its normalisation undone.
 void load_o(const SimdKernels& simd, const Problem& problem, const Panel& panel, HeadState& state) {
     const int64_t dv = problem.head_dim_v, ld = tile_stride(dv);
-    simd.load_rows(DType::kFloat32, state.o + panel.begin * dv, dv, panel.rows, dv,
+    simd.load_rows(DType::kFloat32, state.o + panel.begin * dv, dv, 1, panel.rows, dv,
                    state.row_sum + panel.begin, state.scratch.rows, ld);
     simd.transpose(state.scratch.rows, ld, panel.rows, dv, state.o_panel, panel.width);
 }
@@ -88,22 +88,23 @@ void attend_head(const SimdKernels& simd, const Problem& problem, const Tile& ti
                 -std::numeric_limits<float>::infinity());
     std::fill_n(state.row_sum, problem.seqlen_q + kMaxPanel, 0.0f);
 
-    for (int64_t begin = 0; begin == 0 || begin < problem.seqlen_k; begin += tile.block_n) {
-        head.load_keys(begin, std::min<int64_t>(tile.block_n, problem.seqlen_k - begin),
-                       state.keys);
+    for (int64_t begin = 0; begin == 0 || begin < head.num_keys(); begin += tile.block_n) {
+        head.load_keys(begin, std::min<int64_t>(tile.block_n, head.num_keys() - begin), state.keys);
         int64_t rows;
         for (int64_t m_begin = 0; m_begin < problem.seqlen_q; m_begin += rows) {
             const Panel panel = head.panel(m_begin, problem.seqlen_q);
             rows = panel.rows;
-            const int64_t key_end = head.key_end(panel);
-            if (begin > 0 && begin >= key_end) continue;
+            const KeyRange keys = head.keys(panel);
+            // Without keys a panel meets the first tile, for its zeros.
+            if (begin >= std::max<int64_t>(keys.end, 1)) continue;
+            if (begin + tile.block_n <= keys.begin) continue;
             float* row_max = state.row_max + m_begin;
             float* row_sum = state.row_sum + m_begin;
             head.load_q(panel, state.scratch, state.q_panel);
             load_o(simd, problem, panel, state);
             head.attend(panel, state.q_panel, state.keys, state.scratch, row_max, row_sum,
                         state.o_panel);
-            if (begin + tile.block_n < key_end) {
+            if (begin + tile.block_n < keys.end) {
                 save_o(simd, problem, panel, state);
             } else {  // the panel has met its last key
                 head.store_o(panel, state.o_panel, row_max, row_sum, state.scratch);
@@ -132,7 +133,7 @@ constexpr KernelFamily kCpuFa1Family = {
     Strategy::kSplitQ,
     DeviceType::kCpu,
     "FlashAttention-1 on a CPU: tiles and online softmax, keys outer, O rescaled in memory",
-    [](const Problem& problem, const DeviceInfo&) { return refuse_extras(problem); },
+    [](const Problem&, const DeviceInfo&) { return std::string(); },
     tile,
     /*num_splits=*/nullptr,
     workspace,

@@ -63,7 +63,7 @@ int64_t heads_at_once(const Problem& problem) {
 // One thread's buffers.
 struct Buffers {
     Buffers(Arena& arena, const Problem& problem)
-        : scratch(arena, problem),
+        : scratch(arena, kChunk, problem),
           q_panel(arena.floats(panel_floats(kMaxPanel, problem.head_dim))),
           o_panel(arena.floats(panel_floats(kMaxPanel, problem.head_dim_v))) {}
 
@@ -117,43 +117,52 @@ void run_cpu_naive(const SimdKernels& simd, const Plan& plan, const Problem& pro
             KeyTile chunk = m.keys;
             chunk.k += begin * tile_stride(problem.head_dim);
             chunk.v += begin * tile_stride(problem.head_dim_v);
-            head.load_keys(begin, std::min(kChunk, seqlen_k - begin), chunk);
+            const int64_t n = std::min(kChunk, head.num_keys() - begin);
+            if (n > 0) head.load_keys(begin, n, chunk);
         });
 
         // 1. S = softmax_scale * Q K^T
         for_each_panel(
             [&](const Head& head, const Panel& panel, HeadMatrices& m, float* s, Buffers& buffers) {
+                const KeyRange keys = head.keys(panel);
+                const int64_t ld = tile_stride(problem.head_dim);
                 head.load_q(panel, buffers.scratch, buffers.q_panel);
-                simd.scores_untiled(m.keys.k, tile_stride(problem.head_dim), head.key_end(panel),
-                                    problem.head_dim, buffers.q_panel, panel.width, s);
+                simd.scores_untiled(m.keys.k + keys.begin * ld, ld, keys.end - keys.begin,
+                                    problem.head_dim, buffers.q_panel, panel.width,
+                                    s + keys.begin * panel.width);
             });
 
-        // 2. P = softmax(S), but for the division by l, which is left to the end of 3.
+        // 2. P = softmax(S), but for the division by l, which is left to the end of 3. A chunk is
+        // the most that bias and mask have room for.
         for_each_panel(
             [&](const Head& head, const Panel& panel, HeadMatrices& m, float* s, Buffers& buffers) {
                 const Scratch& scratch = buffers.scratch;
-                const int64_t n = head.key_end(panel);
+                const KeyRange keys = head.keys(panel);
+                for (int64_t begin = keys.begin; begin < keys.end; begin += kChunk) {
+                    head.finish_scores(panel, begin, std::min(kChunk, keys.end - begin), scratch,
+                                       s + begin * panel.width);
+                }
                 float* row_max = m.row_max + panel.begin;
                 float* row_sum = m.row_sum + panel.begin;
                 std::fill_n(row_max, panel.width, -std::numeric_limits<float>::infinity());
                 std::fill_n(row_sum, panel.width, 0.0f);
-                simd.softmax(s, n, panel.width, head.visible(panel, 0, n, scratch.visible), row_max,
-                             row_sum, scratch.alpha);
+                simd.softmax(s + keys.begin * panel.width, keys.end - keys.begin, panel.width,
+                             row_max, row_sum, scratch.alpha);
             });
 
         // 3. O = P V, a chunk at a time: a single sum over all keys would lose digits.
         for_each_panel(
             [&](const Head& head, const Panel& panel, HeadMatrices& m, float* s, Buffers& buffers) {
                 const Scratch& scratch = buffers.scratch;
-                const int64_t dv = problem.head_dim_v, key_end = head.key_end(panel);
+                const int64_t dv = problem.head_dim_v;
+                const KeyRange keys = head.keys(panel);
                 std::fill_n(buffers.o_panel, panel_floats(panel.width, dv), 0.0f);
                 std::fill_n(scratch.alpha, panel.width, 1.0f);
-                for (int64_t begin = 0; begin < key_end; begin += kChunk) {
-                    const int64_t n = std::min(kChunk, key_end - begin);
-                    head.add_values(simd.accumulate_untiled, panel,
-                                    m.keys.v + begin * tile_stride(dv), n, s + begin * panel.width,
-                                    head.visible(panel, begin, n, scratch.visible), scratch.alpha,
-                                    buffers.o_panel);
+                for (int64_t begin = keys.begin; begin < keys.end; begin += kChunk) {
+                    head.add_values(simd.accumulate_untiled, panel, begin,
+                                    std::min(kChunk, keys.end - begin),
+                                    m.keys.v + begin * tile_stride(dv), s + begin * panel.width,
+                                    scratch, buffers.o_panel);
                 }
                 head.store_o(panel, buffers.o_panel, m.row_max + panel.begin,
                              m.row_sum + panel.begin, scratch);
@@ -166,7 +175,7 @@ constexpr KernelFamily kCpuNaiveFamily = {
     Strategy::kSplitQ,
     DeviceType::kCpu,
     "the textbook on a CPU: three passes, the S x S matrix in memory",
-    [](const Problem& problem, const DeviceInfo&) { return refuse_extras(problem); },
+    [](const Problem&, const DeviceInfo&) { return std::string(); },
     tile,
     /*num_splits=*/nullptr,
     workspace,

@@ -24,14 +24,23 @@ enum class SimdLevel : uint8_t;
 // The most any level has of the first three members below.
 constexpr int kMaxVector = 16, kMaxPanel = 32, kMaxRows = 8;
 
+// Which keys each lane of a panel sees: key j where begin[lane] <= j < end[lane] and, with a mask
+// [n][width], mask[j * width + lane] != 0.
+struct Visible {
+    const int32_t *begin, *end;
+    const float* mask;  // or null
+};
+
 struct SimdKernels {
     int vector;  // float32 lanes of a register; panel widths are multiples of it
     int panel;   // the widest panel: what the register tile holds
     int rows;    // rows of the register tile; scores() and accumulate() round up to it
 
-    // dst[i][c] = float(src[i][c]) * row_scale[i] (null: 1), zeros up to a whole vector.
-    void (*load_rows)(DType dtype, const void* src, int64_t src_stride, int64_t rows, int64_t cols,
-                      const float* row_scale, float* dst, int64_t dst_stride);
+    // dst[i][c] = float(src[i][c]) * row_scale[i] (null: 1), zeros up to a whole vector. Elements
+    // of a row are col_stride apart; kBool becomes 0 and another number.
+    void (*load_rows)(DType dtype, const void* src, int64_t src_stride, int64_t col_stride,
+                      int64_t rows, int64_t cols, const float* row_scale, float* dst,
+                      int64_t dst_stride);
 
     // dst[i][c] = DType(src[i][c] * row_scale[i]), rounded to nearest even.
     void (*store_rows)(DType dtype, const float* src, int64_t src_stride, int64_t rows,
@@ -47,11 +56,16 @@ struct SimdKernels {
                             const float* q_panel, int width, float* s_panel);
     Scores scores, scores_untiled;
 
+    // What may happen to S^T before the softmax: s = softcap * log2(e) * tanh(s / softcap), which
+    // takes natural logits to base 2; s += bias, a panel like S^T; and -inf for what is not seen.
+    void (*apply_softcap)(float* s_panel, int64_t n, int width, float softcap);
+    void (*add_bias)(float* s_panel, int64_t n, int width, const float* bias);
+    void (*hide)(float* s_panel, int64_t n, int width, const Visible& visible);
+
     // One step of the online softmax (common/online_softmax.h) on base-2 logits: replaces S^T by
-    // P^T = 2^(S^T - m), updates m and l, and gives alpha, by which what came before shrinks. Lane
-    // i sees the first visible[i] keys; null means all n.
-    void (*softmax)(float* s_panel, int64_t n, int width, const int32_t* visible, float* row_max,
-                    float* row_sum, float* alpha);
+    // P^T = 2^(S^T - m), updates m and l, and gives alpha, by which what came before shrinks.
+    void (*softmax)(float* s_panel, int64_t n, int width, float* row_max, float* row_sum,
+                    float* alpha);
 
     // O^T = O^T * alpha + V^T P^T for n keys, by register tiles (which touch V and O^T up to a
     // multiple of `rows` channels) or one channel at a time.
@@ -61,9 +75,9 @@ struct SimdKernels {
     Accumulate accumulate, accumulate_untiled;
 
     // The same where V is not finite: 0 * NaN would reach queries that do not see the key, so
-    // lane i adds its first visible[i] keys only. Slow, and rare.
+    // each lane adds what it sees only. Slow, and rare.
     void (*accumulate_visible)(const float* v, int64_t ld, int64_t n, int64_t head_dim_v,
-                               const float* p_panel, int width, const int32_t* visible,
+                               const float* p_panel, int width, const Visible& visible,
                                const float* alpha, float* o_panel);
 
     bool (*all_finite)(const float* src, int64_t ld, int64_t rows, int64_t cols);

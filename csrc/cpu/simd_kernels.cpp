@@ -13,15 +13,22 @@
 namespace fa101 {
 namespace {
 
+// The lanes of a vector as constants, for shuffles.
+template <int... kLane>
+struct LaneList {};
+
 // W lanes; a register tile of kRows x kVectors accumulators, chosen so that it, one row of vectors
 // and a broadcast fill the registers: 32 of them with AVX-512, 16 below. At least 8 accumulators
 // are needed to hide the latency of the FMAs (4 cycles, 2 a cycle).
 #if defined(__AVX512F__)
 constexpr int W = 16, kRows = 8, kVectors = 2;
+using Lanes = LaneList<0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15>;
 #elif defined(__AVX2__)
 constexpr int W = 8, kRows = 4, kVectors = 3;
+using Lanes = LaneList<0, 1, 2, 3, 4, 5, 6, 7>;
 #else
 constexpr int W = 4, kRows = 4, kVectors = 2;
+using Lanes = LaneList<0, 1, 2, 3>;
 #endif
 
 static_assert(W <= kMaxVector && kRows <= kMaxRows && kVectors * W <= kMaxPanel, "see simd.h");
@@ -30,8 +37,10 @@ typedef float Vec __attribute__((vector_size(W * 4)));
 typedef int32_t VecI __attribute__((vector_size(W * 4)));
 typedef uint32_t VecU __attribute__((vector_size(W * 4)));
 typedef uint16_t VecH __attribute__((vector_size(W * 2)));
+typedef uint8_t VecB __attribute__((vector_size(W)));
 
 constexpr float kInf = __builtin_inff();
+constexpr float kLog2e = 1.44269504088896340736f;
 
 template <class V>
 V load(const void* p) {
@@ -60,6 +69,15 @@ struct Element<DType::kFloat32> {
     using Memory = Vec;
     static Vec widen(Vec v) { return v; }
     static Vec narrow(Vec v) { return v; }
+};
+
+template <>
+struct Element<DType::kBool> {
+    using Memory = VecB;
+    static Vec widen(VecB v) {  // a step at a time: straight, GCC takes a detour
+        const VecU wide = __builtin_convertvector(__builtin_convertvector(v, VecH), VecU);
+        return __builtin_convertvector(reinterpret_cast<VecI>(wide), Vec);
+    }
 };
 
 template <>
@@ -108,7 +126,7 @@ struct Element<DType::kFloat16> {
     }
 };
 
-// Calls body(Element<dtype>{}).
+// Calls body(Element<dtype>{}) for a float.
 template <class Body>
 void with_element(DType dtype, Body body) {
     if (dtype == DType::kFloat32) return body(Element<DType::kFloat32>{});
@@ -116,9 +134,9 @@ void with_element(DType dtype, Body body) {
     return body(Element<DType::kBFloat16>{});
 }
 
-void load_rows(DType dtype, const void* src, int64_t src_stride, int64_t rows, int64_t cols,
-               const float* row_scale, float* dst, int64_t dst_stride) {
-    with_element(dtype, [=](auto element) {
+void load_rows(DType dtype, const void* src, int64_t src_stride, int64_t col_stride, int64_t rows,
+               int64_t cols, const float* row_scale, float* dst, int64_t dst_stride) {
+    const auto body = [=](auto element) {
         using Memory = typename decltype(element)::Memory;
         constexpr int64_t kSize = sizeof(Memory) / W;
         for (int64_t i = 0; i < rows; ++i) {
@@ -126,16 +144,21 @@ void load_rows(DType dtype, const void* src, int64_t src_stride, int64_t rows, i
             const char* from = static_cast<const char*>(src) + i * src_stride * kSize;
             float* to = dst + i * dst_stride;
             int64_t c = 0;
-            for (; c + W <= cols; c += W) {
+            for (; col_stride == 1 && c + W <= cols; c += W) {
                 store(to + c, element.widen(load<Memory>(from + c * kSize)) * scale);
             }
-            if (c < cols) {  // the memory after the row is not ours to read
-                Memory rest{};
-                std::memcpy(&rest, from + c * kSize, (cols - c) * kSize);
-                store(to + c, element.widen(rest) * scale);
+            for (; c < cols; c += W) {  // the memory after and between is not ours to read
+                Memory some{};
+                for (int64_t lane = 0; lane < W && c + lane < cols; ++lane) {
+                    std::memcpy(reinterpret_cast<char*>(&some) + lane * kSize,
+                                from + (c + lane) * col_stride * kSize, kSize);
+                }
+                store(to + c, element.widen(some) * scale);
             }
         }
-    });
+    };
+    if (dtype == DType::kBool) return body(Element<DType::kBool>{});
+    with_element(dtype, body);
 }
 
 void store_rows(DType dtype, const float* src, int64_t src_stride, int64_t rows, int64_t cols,
@@ -158,31 +181,52 @@ void store_rows(DType dtype, const float* src, int64_t src_stride, int64_t rows,
     });
 }
 
-// By blocks of 4 x 4: two rounds of interleaving pairs of rows.
+// a0 b0 a1 b1 ... from the first halves of a and b, or from the second.
+template <int... kLane>
+Vec zip(Vec a, Vec b, LaneList<kLane...>) {
+    return __builtin_shufflevector(a, b, (kLane % 2 * W + kLane / 2)...);
+}
+template <int... kLane>
+Vec zip_high(Vec a, Vec b, LaneList<kLane...>) {
+    return __builtin_shufflevector(a, b, (kLane % 2 * W + kLane / 2 + W / 2)...);
+}
+
+// W x W. Zipping row i with row i + W / 2 turns the bits of an element's place, row and lane
+// together, by one; after log2(W) turns row and lane have changed places. A function of its own so
+// that the compiler does not keep 2 W addresses from block to block.
+__attribute__((noinline)) void transpose_block(const float* src, int64_t src_stride, float* dst,
+                                               int64_t dst_stride) {
+    Vec block[W], old[W];
+#pragma GCC unroll 16
+    for (int i = 0; i < W; ++i, src += src_stride) block[i] = load<Vec>(src);
+#pragma GCC unroll 4
+    for (int turn = 1; turn < W; turn *= 2) {
+#pragma GCC unroll 16
+        for (int i = 0; i < W; ++i) old[i] = block[i];
+#pragma GCC unroll 8
+        for (int i = 0; i < W / 2; ++i) {
+            block[2 * i] = zip(old[i], old[i + W / 2], Lanes{});
+            block[2 * i + 1] = zip_high(old[i], old[i + W / 2], Lanes{});
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < W; ++i, dst += dst_stride) store(dst, block[i]);
+}
+
+// By blocks in registers; what is left by elements.
 void transpose(const float* src, int64_t src_stride, int64_t rows, int64_t cols, float* dst,
                int64_t dst_stride) {
-    typedef float Vec4 __attribute__((vector_size(16)));
-    for (int64_t i = 0; i < rows; i += 4) {
-        for (int64_t c = 0; c < cols; c += 4) {
+    for (int64_t i = 0; i < rows; i += W) {
+        for (int64_t c = 0; c < cols; c += W) {
             const float* from = src + i * src_stride + c;
             float* to = dst + c * dst_stride + i;
-            if (i + 4 <= rows && c + 4 <= cols) {
-                const Vec4 r0 = load<Vec4>(from), r1 = load<Vec4>(from + src_stride);
-                const Vec4 r2 = load<Vec4>(from + 2 * src_stride);
-                const Vec4 r3 = load<Vec4>(from + 3 * src_stride);
-                const Vec4 low01 = __builtin_shufflevector(r0, r1, 0, 4, 1, 5);
-                const Vec4 low23 = __builtin_shufflevector(r2, r3, 0, 4, 1, 5);
-                const Vec4 high01 = __builtin_shufflevector(r0, r1, 2, 6, 3, 7);
-                const Vec4 high23 = __builtin_shufflevector(r2, r3, 2, 6, 3, 7);
-                store(to, __builtin_shufflevector(low01, low23, 0, 1, 4, 5));
-                store(to + dst_stride, __builtin_shufflevector(low01, low23, 2, 3, 6, 7));
-                store(to + 2 * dst_stride, __builtin_shufflevector(high01, high23, 0, 1, 4, 5));
-                store(to + 3 * dst_stride, __builtin_shufflevector(high01, high23, 2, 3, 6, 7));
-            } else {
-                for (int64_t r = 0; r < 4 && i + r < rows; ++r) {
-                    for (int64_t k = 0; k < 4 && c + k < cols; ++k) {
-                        to[k * dst_stride + r] = from[r * src_stride + k];
-                    }
+            if (i + W <= rows && c + W <= cols) {
+                transpose_block(from, src_stride, to, dst_stride);
+                continue;
+            }
+            for (int64_t r = 0; r < W && i + r < rows; ++r) {
+                for (int64_t k = 0; k < W && c + k < cols; ++k) {
+                    to[k * dst_stride + r] = from[r * src_stride + k];
                 }
             }
         }
@@ -258,8 +302,12 @@ void accumulate(const float* v, int64_t ld, int64_t n, int64_t head_dim_v, const
 
 // ---- Softmax: down the lanes, never across them ----
 
-// 2^x for x <= 0, within 1 ulp; 0 below 2^-126, NaN for NaN.
-Vec exp2_of_nonpositive(Vec x) {
+// 2^x = scale (1 + f p) for x <= 0; scale 0 below 2^-126, f NaN for NaN.
+struct Exp2 {
+    Vec scale, f, p;
+};
+
+Exp2 split_exp2(Vec x) {
     // Added to a number this small, 1.5 * 2^23 leaves no bits for a fraction: the sum is rounded to
     // an integer, whose low bits, here with the exponent's bias, move up into an exponent.
     constexpr float kRound = 12582912.0f + 127.0f;
@@ -273,27 +321,74 @@ Vec exp2_of_nonpositive(Vec x) {
     p = p * f + 0x1.c6aee8p-5f;
     p = p * f + 0x1.ebfbdcp-3f;
     p = p * f + 0x1.62e430p-1f;
-    p = p * f + 1.0f;
-    return p * scale;
+    return {scale, f, p};
 }
 
-void softmax(float* s_panel, int64_t n, int width, const int32_t* visible, float* row_max,
-             float* row_sum, float* alpha) {
+// Within 1 ulp.
+Vec exp2_of_nonpositive(Vec x) {
+    const Exp2 e = split_exp2(x);
+    return (e.p * e.f + 1.0f) * e.scale;
+}
+
+// By t = e^(-2 |x|) - 1: tanh |x| = -t / (2 + t). The 1 is taken from the scale, not from the sum,
+// so that small x keep their digits.
+Vec tanh_of(Vec x) {
+    const VecU sign = bits_of(x) & 0x80000000u;
+    const Exp2 e = split_exp2(float_of(bits_of(x) ^ sign) * (-2 * kLog2e));
+    const Vec t = e.scale * (e.p * e.f) + (e.scale - 1.0f);
+    return float_of(bits_of(-t / (2.0f + t)) ^ sign);
+}
+
+void apply_softcap(float* s_panel, int64_t n, int width, float softcap) {
+    for (int64_t i = 0; i < n * width; i += W) {
+        store(s_panel + i, tanh_of(load<Vec>(s_panel + i) / softcap) * softcap * kLog2e);
+    }
+}
+
+void add_bias(float* s_panel, int64_t n, int width, const float* bias) {
+    for (int64_t i = 0; i < n * width; i += W) {
+        store(s_panel + i, load<Vec>(s_panel + i) + load<Vec>(bias + i));
+    }
+}
+
+// All ones where the lane sees key j.
+VecI sees(const Visible& visible, int64_t j, int width, int lane) {
+    const VecI key = VecI{} + static_cast<int32_t>(j);
+    const VecI within =
+        (load<VecI>(visible.begin + lane) <= key) & (load<VecI>(visible.end + lane) > key);
+    if (visible.mask == nullptr) return within;
+    return within & (load<Vec>(visible.mask + j * width + lane) != 0.0f);
+}
+
+void hide(float* s_panel, int64_t n, int width, const Visible& visible) {
+    for (int64_t j = 0; j < n; ++j) {
+        for (int lane = 0; lane < width; lane += W) {
+            float* s = s_panel + j * width + lane;
+            store(s, sees(visible, j, width, lane) ? load<Vec>(s) : splat(-kInf));
+        }
+    }
+}
+
+// NaN counts as nothing.
+Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+
+// The maximum of n vectors; four chains, as one waits 4 cycles for each.
+Vec max_down(const float* s, int64_t n, int width) {
+    Vec max[4] = {splat(-kInf), splat(-kInf), splat(-kInf), splat(-kInf)};
+    int64_t j = 0;
+    for (; j + 4 <= n; j += 4) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) max[i] = larger(load<Vec>(s + (j + i) * width), max[i]);
+    }
+    for (; j < n; ++j) max[0] = larger(load<Vec>(s + j * width), max[0]);
+    return larger(larger(max[0], max[1]), larger(max[2], max[3]));
+}
+
+void softmax(float* s_panel, int64_t n, int width, float* row_max, float* row_sum, float* alpha) {
     for (int lane = 0; lane < width; lane += W) {
         float* s = s_panel + lane;
-        if (visible != nullptr) {
-            const VecI end = load<VecI>(visible + lane);
-            for (int64_t j = 0; j < n; ++j) {
-                const Vec s_j = load<Vec>(s + j * width);
-                store(s + j * width, end > static_cast<int32_t>(j) ? s_j : splat(-kInf));
-            }
-        }
         const Vec old_max = load<Vec>(row_max + lane);
-        Vec max = old_max;
-        for (int64_t j = 0; j < n; ++j) {
-            const Vec s_j = load<Vec>(s + j * width);
-            max = s_j > max ? s_j : max;
-        }
+        const Vec max = larger(old_max, max_down(s, n, width));
         const Vec m = max == -kInf ? Vec{} : max;  // safe_row_max()
         const Vec shrink = exp2_of_nonpositive(old_max - m);
         Vec sum{};
@@ -311,16 +406,15 @@ void softmax(float* s_panel, int64_t n, int width, const int32_t* visible, float
 // ---- Values that are not finite ----
 
 void accumulate_visible(const float* v, int64_t ld, int64_t n, int64_t head_dim_v,
-                        const float* p_panel, int width, const int32_t* visible, const float* alpha,
+                        const float* p_panel, int width, const Visible& visible, const float* alpha,
                         float* o_panel) {
     for (int lane = 0; lane < width; lane += W) {
-        const VecI end = load<VecI>(visible + lane);
         for (int64_t c = 0; c < head_dim_v; ++c) {
             float* o = o_panel + c * width + lane;
             Vec acc = load<Vec>(o) * load<Vec>(alpha + lane);
             for (int64_t j = 0; j < n; ++j) {
                 const Vec sum = acc + v[j * ld + c] * load<Vec>(p_panel + j * width + lane);
-                acc = end > static_cast<int32_t>(j) ? sum : acc;
+                acc = sees(visible, j, width, lane) ? sum : acc;
             }
             store(o, acc);
         }
@@ -328,21 +422,36 @@ void accumulate_visible(const float* v, int64_t ld, int64_t n, int64_t head_dim_
 }
 
 bool all_finite(const float* src, int64_t ld, int64_t rows, int64_t cols) {
-    Vec sum{};  // x * 0 is 0 for finite x and NaN otherwise; rows are padded with zeros
+    VecI largest{};  // |x| as integers, which have the order of the floats; rows end in zeros
     for (int64_t i = 0; i < rows; ++i) {
-        for (int64_t c = 0; c < cols; c += W) sum += load<Vec>(src + i * ld + c) * 0.0f;
+        for (int64_t c = 0; c < cols; c += W) {
+            const VecI bits = load<VecI>(src + i * ld + c) & 0x7fffffff;
+            largest = bits > largest ? bits : largest;
+        }
     }
-    float total = 0;
-    for (int lane = 0; lane < W; ++lane) total += sum[lane];
-    return total == 0;
+    bool finite = true;
+    for (int lane = 0; lane < W; ++lane) finite &= largest[lane] < 0x7f800000;
+    return finite;
 }
 
 }  // namespace
 
 const SimdKernels FA101_SIMD_TABLE = {
-    W,          W * kVectors,      kRows,         load_rows,
-    store_rows, transpose,         scores<kRows>, scores<1>,
-    softmax,    accumulate<kRows>, accumulate<1>, accumulate_visible,
+    W,
+    W * kVectors,
+    kRows,
+    load_rows,
+    store_rows,
+    transpose,
+    scores<kRows>,
+    scores<1>,
+    apply_softcap,
+    add_bias,
+    hide,
+    softmax,
+    accumulate<kRows>,
+    accumulate<1>,
+    accumulate_visible,
     all_finite,
 };
 

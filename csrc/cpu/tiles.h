@@ -5,6 +5,7 @@
 #include <fa101/params.h>
 #include <fa101/plan.h>
 
+#include "common/bias_mask.h"
 #include "common/mask.h"
 #include "cpu/simd.h"
 
@@ -63,6 +64,11 @@ struct Panel {
     int rows, width;
 };
 
+// Keys [begin, end); {0, 0} when there are none.
+struct KeyRange {
+    int64_t begin, end;
+};
+
 // Keys [begin, begin + n) of a head as float32, and room for their scores: what a GPU block keeps
 // in shared memory.
 struct KeyTile {
@@ -74,14 +80,17 @@ struct KeyTile {
     int64_t begin = 0, n = 0;
 };
 
-// Room for one panel on its way between memory and registers, one per thread.
+// Room for one panel on its way between memory and registers, one per thread. With a bias or a mask
+// the panel may be of these, for at most `block_n` keys.
 struct Scratch {
-    Scratch(Arena& arena, const Problem& problem);
+    Scratch(Arena& arena, int64_t block_n, const Problem& problem);
 
-    float* rows;       // [width][tile_stride(head_dim or head_dim_v)]
-    float* row_scale;  // [width]
-    float* alpha;      // [width]
-    int32_t* visible;  // [width]
+    float* rows;         // [width][tile_stride(head_dim, head_dim_v or block_n)]
+    float* row_scale;    // [width]
+    float* alpha;        // [width]
+    float* bias;         // [block_n][width], also for the mask
+    int32_t* key_begin;  // [width]
+    int32_t* key_end;    // [width]
 };
 
 // One query head of one batch entry, with its key/value head.
@@ -93,24 +102,31 @@ class Head {
     // The panel that starts at query `begin`, at most as wide as the registers and up to `end`.
     Panel panel(int64_t begin, int64_t end) const;
 
-    // One past the last key that any query of the panel sees.
-    int64_t key_end(const Panel& panel) const {
-        return mask_.key_end(panel.begin + panel.rows - 1);
+    // The keys that exist.
+    int64_t num_keys() const { return mask_.seqlen_k; }
+
+    // From the first key that some query of [m_begin, m_end) may see to the last: both bounds move
+    // right with the query.
+    KeyRange keys(int64_t m_begin, int64_t m_end) const {
+        const KeyRange range{mask_.key_begin(m_begin), mask_.key_end(m_end - 1)};
+        return range.begin < range.end ? range : KeyRange{0, 0};
     }
+    KeyRange keys(const Panel& panel) const { return keys(panel.begin, panel.begin + panel.rows); }
 
     // Rows [begin, begin + n) of K and V.
     void load_keys(int64_t begin, int64_t n, KeyTile& tile) const;
 
-    // Q^T of the panel times softmax_scale * log2(e).
+    // Q^T of the panel, scaled so that Q K^T are base-2 logits, or natural ones before a softcap.
     void load_q(const Panel& panel, const Scratch& scratch, float* q_panel) const;
 
-    // How many keys from `begin` on each lane sees; null when that is n or more for all of them.
-    const int32_t* visible(const Panel& panel, int64_t begin, int64_t n, int32_t* buffer) const;
+    // The logits of the keys [begin, begin + n): softcap, bias and mask.
+    void finish_scores(const Panel& panel, int64_t begin, int64_t n, const Scratch& scratch,
+                       float* s_panel) const;
 
-    // O^T = O^T * alpha + V^T P^T by `accumulate`. What a lane may not see has no effect, even if
-    // it is NaN.
-    void add_values(SimdKernels::Accumulate accumulate, const Panel& panel, const float* v,
-                    int64_t n, const float* p_panel, const int32_t* visible, const float* alpha,
+    // O^T = O^T * alpha + V^T P^T by `accumulate`, for the keys [begin, begin + n), whose rows of V
+    // start at v. What a lane may not see has no effect, even if it is NaN.
+    void add_values(SimdKernels::Accumulate accumulate, const Panel& panel, int64_t begin,
+                    int64_t n, const float* v, const float* p_panel, const Scratch& scratch,
                     float* o_panel) const;
 
     // The panel meets a tile of keys: one step of the online softmax.
@@ -122,10 +138,20 @@ class Head {
                  const float* row_sum, const Scratch& scratch) const;
 
   private:
+    // Those of the keys [begin, begin + n) that every query of the panel sees; begin <= end.
+    KeyRange seen_by_all(const Panel& panel, int64_t begin, int64_t n) const;
+    // What each query sees of these keys.
+    Visible visible(const Panel& panel, int64_t begin, int64_t n, const Scratch& scratch) const;
+    // Bias or mask for these keys, times `scale`, in scratch.bias: `src` is the element of the
+    // first query and key. Lanes that pad the panel get 0.
+    void load_bias(DType dtype, const void* src, int64_t row_stride, int64_t key_stride,
+                   const Panel& panel, int64_t n, float scale, const Scratch& scratch) const;
+
     const SimdKernels& simd_;
     const Problem& problem_;
     const Tensors& tensors_;
     const Mask mask_;
+    const BiasMask bias_mask_;
     const char* q_;
     const char* k_;
     const char* v_;

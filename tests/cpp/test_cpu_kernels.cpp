@@ -1,9 +1,11 @@
 // The CPU ladder against the float64 oracle: every rung, every SIMD level this machine has, every
-// dtype; odd shapes and strides, what may not be seen, what may not be touched.
+// dtype; odd shapes and strides, what may not be seen, what may not be touched; window, softcap,
+// bias, mask and seqlens_k alone and together.
 #include <fa101/device_info.h>
 #include <fa101/params.h>
 #include <fa101/plan.h>
 
+#include "common/mask.h"
 #include "cpu/cpu_families.h"
 #include "cpu/parallel.h"
 #include "testing/compare.h"
@@ -20,6 +22,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -62,9 +65,40 @@ void run_rung(const Rung& rung, SimdLevel level, const Params& params, int num_t
     for (size_t i = bytes; i < workspace.size(); ++i) REQUIRE(workspace[i] == 0xff);
 }
 
+// A bool array, for a mask: a pattern without a period that hides about two keys of five.
+struct BoolTensor {
+    std::vector<int64_t> shape, strides;
+    std::vector<uint8_t> bytes;
+
+    explicit BoolTensor(std::vector<int64_t> shape_in)
+        : BoolTensor(shape_in, testing::contiguous_strides(shape_in)) {}
+    BoolTensor(std::vector<int64_t> shape_in, std::vector<int64_t> strides_in)
+        : shape(std::move(shape_in)), strides(std::move(strides_in)) {
+        int64_t last = 0;
+        for (size_t i = 0; i < shape.size(); ++i) {
+            last += std::max<int64_t>(shape[i] - 1, 0) * strides[i];
+        }
+        for (int64_t i = 0; i <= last; ++i) {
+            bytes.push_back(testing::normal_value(9, static_cast<uint64_t>(i)) > -0.25f);
+        }
+    }
+
+    TensorView view() {
+        TensorView t;
+        t.data = bytes.data();
+        t.dtype = DType::kBool;
+        t.ndim = static_cast<int>(shape.size());
+        for (int i = 0; i < t.ndim; ++i) t.shape[i] = shape[i], t.strides[i] = strides[i];
+        return t;
+    }
+};
+
 // One question: the inputs, and how the output lies in memory.
 struct Case {
     HostTensor q, k, v, o;
+    std::optional<HostTensor> bias;
+    std::optional<BoolTensor> mask;
+    std::vector<int32_t> seqlens_k;
     Options options;
 
     Case(DType dtype, int64_t batch, int64_t heads, int64_t heads_kv, int64_t seqlen_q,
@@ -81,6 +115,22 @@ struct Case {
         v.fill_normal(3);
     }
 
+    Params params(TensorView* lse) {
+        TensorView bias_view, mask_view, seqlens_view;
+        Options all = options;
+        if (bias) bias_view = bias->view(), all.bias = &bias_view;
+        if (mask) mask_view = mask->view(), all.mask = &mask_view;
+        if (!seqlens_k.empty()) {
+            seqlens_view.data = seqlens_k.data();
+            seqlens_view.dtype = DType::kInt32;
+            seqlens_view.ndim = 1;
+            seqlens_view.shape[0] = static_cast<int64_t>(seqlens_k.size());
+            seqlens_view.strides[0] = 1;
+            all.seqlens_k = &seqlens_view;
+        }
+        return make_params(q.view(), k.view(), v.view(), o.view(), lse, all);
+    }
+
     // All rungs at all levels give the oracle's O and lse, and write nothing else.
     void check(double tolerance_factor = 1) {
         const DType dtype = q.dtype();
@@ -90,8 +140,7 @@ struct Case {
             expected_lse(batch * heads * rows);
         HostTensor lse(DType::kFloat32, {batch, heads, rows});
         TensorView lse_view = lse.view();
-        const Params params =
-            make_params(q.view(), k.view(), v.view(), o.view(), &lse_view, options);
+        const Params params = this->params(&lse_view);
         testing::reference_attention(params.problem, params.tensors, expected_o.data(),
                                      expected_lse.data(), 2);
         for (SimdLevel level : simd_levels()) {
@@ -118,6 +167,12 @@ struct Case {
                 CAPTURE(q.shape()[3]);
                 CAPTURE(dv);
                 CAPTURE(options.causal);
+                CAPTURE(params.problem.mask_left);
+                CAPTURE(params.problem.mask_right);
+                CAPTURE(options.softcap);
+                CAPTURE(bias.has_value());
+                CAPTURE(mask.has_value());
+                CAPTURE(seqlens_k);
                 CHECK_MESSAGE(o_error.passed(o_tolerance * tolerance_factor),
                               "O: ", o_error.describe());
                 CHECK_MESSAGE(lse_error.passed(lse_tolerance * tolerance_factor),
@@ -144,9 +199,7 @@ std::vector<float> result_of(Case& c, const Rung& rung, SimdLevel level, int num
     HostTensor lse(DType::kFloat32, {c.o.shape()[0], c.o.shape()[1], c.o.shape()[2]});
     TensorView lse_view = lse.view();
     c.o.poison();
-    const Params params =
-        make_params(c.q.view(), c.k.view(), c.v.view(), c.o.view(), &lse_view, c.options);
-    run_rung(rung, level, params, num_threads);
+    run_rung(rung, level, c.params(&lse_view), num_threads);
     const float* o_data = static_cast<const float*>(c.o.data());
     const float* lse_data = static_cast<const float*>(lse.data());
     std::vector<float> result(o_data, o_data + c.o.numel());
@@ -304,6 +357,234 @@ TEST_CASE("logits of -inf weigh nothing; where all are, O = 0") {
     }
 }
 
+// ---- Window, softcap, bias, mask, seqlens_k ----
+
+TEST_CASE("a window, from either corner") {
+    const std::optional<int64_t> none, sides[] = {none, 0, 3, 40, 150, 100000};
+    struct Sizes {
+        int64_t seqlen_q, seqlen_k;
+    };
+    for (const Sizes& s : {Sizes{1, 300}, {200, 70}, {130, 333}, {300, 300}}) {
+        Case c(DType::kFloat32, 1, 2, 1, s.seqlen_q, s.seqlen_k, 20, 12);
+        for (Align align : {Align::kTopLeft, Align::kBottomRight}) {
+            c.options.align = align;
+            for (const auto& left : sides) {
+                for (const auto& right : sides) {
+                    c.options.window_left = left, c.options.window_right = right;
+                    c.check();
+                }
+            }
+        }
+    }
+    for (DType dtype : kDTypes) {
+        Case c(dtype, 2, 2, 1, 500, 700, 64, 64);
+        c.options.window_left = 100;
+        c.options.causal = true;
+        c.check();
+    }
+}
+
+TEST_CASE("softcap: logits far below, around and far above it") {
+    for (DType dtype : kDTypes) {
+        for (float softcap : {1e-30f, 0.2f, 5.0f, 50.0f, 1e6f}) {
+            for (float scale : {0.01f, 1.0f, -8.0f}) {
+                Case c(dtype, 1, 2, 2, 45, 170, 16, 16);
+                c.options.softcap = softcap;
+                c.options.softmax_scale = scale;
+                // Logits of some ten: as in the test of large scales.
+                c.check(softcap > 10 && scale < -1 ? 20 : 1);
+            }
+        }
+    }
+}
+
+TEST_CASE("softcap's tanh is right to a few units in the last place") {
+    for (SimdLevel level : simd_levels()) {
+        const SimdKernels& simd = simd_kernels(level);
+        const int width = simd.vector;
+        const double log2e = 1.4426950408889634;
+        double worst = 0;
+        for (int step = 0; step < 40000; ++step) {
+            float s[kMaxVector] = {}, x[kMaxVector] = {};
+            for (int lane = 0; lane < width; ++lane) {  // 1e-9 to 30, of both signs
+                const double power = std::pow(10.0, -9 + 10.5 * (step + lane / 16.0) / 40000);
+                s[lane] = x[lane] = static_cast<float>(lane % 2 ? power : -power);
+            }
+            simd.apply_softcap(s, 1, width, 1.0f);
+            for (int lane = 0; lane < width; ++lane) {
+                const double expected = std::tanh(static_cast<double>(x[lane])) * log2e;
+                worst = std::max(worst, std::abs(s[lane] / expected - 1) * (1 << 24));
+            }
+        }
+        CAPTURE(name_of(level));
+        CHECK(worst <= 6);
+
+        float edges[kMaxVector] = {0.0f, 1e-45f, kInf, -kInf};
+        edges[simd.vector - 1] = kNan;
+        simd.apply_softcap(edges, 1, simd.vector, 2.0f);
+        CHECK(edges[0] == 0.0f);
+        CHECK(std::abs(edges[1]) <= 1e-44f);
+        CHECK(edges[2] == doctest::Approx(2 * log2e));
+        if (simd.vector > 4) CHECK(edges[3] == doctest::Approx(-2 * log2e));
+        CHECK(std::isnan(edges[simd.vector - 1]));
+    }
+}
+
+TEST_CASE("bias and mask of every shape that broadcasts") {
+    const int64_t b = 2, h = 4, sq = 41, sk = 150;
+    for (DType dtype : kDTypes) {
+        for (int axes = 0; axes < 16; ++axes) {
+            const std::vector<int64_t> shape = {axes & 1 ? b : 1, axes & 2 ? h : 1,
+                                                axes & 4 ? sq : 1, axes & 8 ? sk : 1};
+            Case c(dtype, b, h, 2, sq, sk, 16, 24);
+            c.options.causal = axes % 3 == 0;
+            c.bias = HostTensor(axes % 2 ? DType::kFloat32 : dtype, shape);
+            c.bias->fill_normal(4, 2.0f);
+            c.check();
+            c.mask = BoolTensor(shape);
+            c.check();
+            c.bias.reset();
+            c.check();
+        }
+        Case two_axes(dtype, b, h, 2, sq, sk, 16, 24);
+        two_axes.bias = HostTensor(dtype, {sq, sk});
+        two_axes.bias->fill_normal(4);
+        two_axes.mask = BoolTensor({h, 1, sk});
+        two_axes.check();
+    }
+}
+
+TEST_CASE("bias and mask with any strides and alignment") {
+    const int64_t b = 2, h = 2, sq = 41, sk = 150;
+    for (DType dtype : kDTypes) {
+        Case c(dtype, b, h, 1, sq, sk, 16, 24);
+        c.bias = HostTensor(dtype, {b, h, sq, sk}, {h * sq * sk, sq * sk, 1, sq}, 1);
+        c.bias->fill_normal(4);
+        c.mask = BoolTensor({b, h, sq, sk}, {h * sq * sk, sq * sk, 1, sq});
+        c.check();
+        c.bias = HostTensor(dtype, {b, h, sq, sk}, {1, -sq * sk * 6, sk * 3 + 4, 3}, 3);
+        c.bias->fill_normal(4);
+        c.mask = BoolTensor({b, h, sq, sk}, {sk, 2 * sk, 4 * sk, 1});
+        c.check();
+        c.bias = HostTensor(dtype, {b, h, sq, sk}, {h * sq * sk, sq * sk, -sk, -1});
+        c.bias->fill_normal(4);
+        c.check();
+    }
+}
+
+TEST_CASE("seqlens_k: none, some, all, more, fewer than none") {
+    for (DType dtype : kDTypes) {
+        Case c(dtype, 7, 2, 1, 35, 200, 16, 24);
+        c.seqlens_k = {0, 1, 37, 199, 200, 1000, -5};
+        c.check_all_masks();
+        c.options.window_left = 20;
+        c.check();
+        c.options.window_right = 10;
+        c.options.causal = false;
+        c.check_all_masks();
+    }
+}
+
+namespace {
+
+// What bit `i` of `features` asks for; all that is hidden of K, V and bias holds `bad`.
+constexpr int kNumFeatures = 6;
+void add_features(Case& c, int features, float bad) {
+    const int64_t sq = c.q.shape()[2], sk = c.k.shape()[2];
+    if (features & 1) c.options.window_left = sk / 3;
+    if (features & 2) c.options.causal = true;
+    if (features & 4) c.options.softcap = 3.0f;
+    if (features & 8) {
+        c.bias = HostTensor(DType::kFloat32, {2, 1, sq, sk});
+        c.bias->fill_normal(4);
+    }
+    if (features & 16) c.mask = BoolTensor({2, 1, 1, sk});
+    if (features & 32) c.seqlens_k = {static_cast<int32_t>(sk / 2), static_cast<int32_t>(sk)};
+
+    const Params params = c.params(nullptr);
+    for (int64_t b = 0; b < 2; ++b) {
+        const Mask bounds = mask_of(params.problem, params.tensors, b);
+        for (int64_t j = 0; j < sk; ++j) {
+            bool seen = false;
+            for (int64_t i = 0; i < sq; ++i) {
+                const bool sees = bounds.sees_key(i, static_cast<int>(j)) &&
+                                  !(c.mask && c.mask->bytes[b * sk + j] == 0);
+                if (!sees && c.bias) c.bias->set({b, 0, i, j}, bad);
+                seen = seen || sees;
+            }
+            if (seen) continue;
+            c.k.set({b, 0, j, j % c.k.shape()[3]}, bad);
+            c.v.set({b, 0, j, j % c.v.shape()[3]}, bad);
+        }
+    }
+}
+
+}  // namespace
+
+TEST_CASE("every pair of features and all of them, around hidden NaN and inf") {
+    for (DType dtype : kDTypes) {
+        for (int one = 0; one < kNumFeatures; ++one) {
+            for (int other = one; other < kNumFeatures; ++other) {
+                for (float bad : {kNan, kInf}) {
+                    for (Align align : {Align::kTopLeft, Align::kBottomRight}) {
+                        Case c(dtype, 2, 2, 1, 75, 190, 24, 20);
+                        c.options.align = align;
+                        add_features(c, 1 << one | 1 << other, bad);
+                        c.check();
+                    }
+                }
+            }
+        }
+        Case all(dtype, 2, 2, 1, 75, 190, 24, 20);
+        add_features(all, (1 << kNumFeatures) - 1, kNan);
+        all.check();
+    }
+}
+
+TEST_CASE("hidden from some rows only: NaN and inf in K and V reach the others") {
+    for (DType dtype : kDTypes) {
+        for (float bad : {kNan, kInf}) {
+            Case c(dtype, 1, 2, 1, 70, 300, 24, 20);
+            c.mask = BoolTensor({70, 300});
+            for (int64_t j : {3, 150, 290}) c.v.set({0, 0, j, 5}, bad);
+            c.check();
+            c.options.window_left = 20;
+            c.options.align = Align::kBottomRight;
+            c.check();
+            c.k.set({0, 0, 250, 5}, bad);
+            c.check();
+        }
+    }
+}
+
+TEST_CASE("a bias of NaN or inf where it is seen") {
+    for (float bad : {kNan, kInf, -kInf}) {
+        Case c(DType::kFloat32, 1, 1, 1, 70, 300, 24, 20);
+        c.bias = HostTensor(DType::kFloat32, {70, 300});
+        c.bias->fill_normal(4);
+        for (int64_t i = 0; i < 60; ++i) c.bias->set({i, (i * 7) % 300}, bad);
+        c.check();
+        c.options.causal = true;
+        c.check();
+    }
+}
+
+TEST_CASE("rows without a key by bias, mask or length give 0 and -inf") {
+    for (DType dtype : kDTypes) {
+        Case c(dtype, 1, 2, 2, 40, 150, 16, 16);
+        c.mask = BoolTensor({40, 150});
+        for (int64_t i : {0, 5, 39}) std::fill_n(c.mask->bytes.begin() + i * 150, 150, uint8_t{0});
+        c.check();
+        c.mask.reset();
+        c.bias = HostTensor(dtype, {40, 150});
+        c.bias->fill([](int64_t i) { return i / 150 % 3 == 0 || i % 150 < 140 ? -kInf : 1.0f; });
+        c.check();
+        c.seqlens_k = {140};
+        c.check();
+        CHECK(c.o.at({0, 1, 39, 15}) == 0.0f);
+    }
+}
+
 TEST_CASE("nothing outside the tensors is touched") {
     // Every tensor lies between two pages that may not be read or written, once against the first
     // and once against the second; touching one ends the program.
@@ -339,9 +620,16 @@ TEST_CASE("nothing outside the tensors is touched") {
                 const TensorView v = guarded(dtype, {1, 1, sk, dv});
                 const TensorView o = guarded(dtype, {1, 2, sq, dv});
                 const TensorView lse = guarded(DType::kFloat32, {1, 2, sq});
+                const TensorView bias = guarded(dtype, {1, 2, sq, sk});
+                const TensorView mask = guarded(DType::kBool, {1, 2, sq, sk});
+                const TensorView seqlens_k = guarded(DType::kInt32, {1});
+                std::memset(mask.data, 1, 2 * sq * sk);
+                *static_cast<int32_t*>(seqlens_k.data) = sk;
                 Options options;
                 options.causal = true;
                 options.align = Align::kBottomRight;
+                if (d != 33) options.bias = &bias, options.mask = &mask;
+                if (d != 33) options.seqlens_k = &seqlens_k;
                 const Params params = make_params(q, k, v, o, &lse, options);
                 for (SimdLevel level : simd_levels()) {
                     for (const Rung& rung : kRungs) {
@@ -358,13 +646,17 @@ TEST_CASE("nothing outside the tensors is touched") {
 }
 
 TEST_CASE("the same bits on every run and with any number of threads") {
-    Case c(DType::kFloat32, 2, 3, 3, 150, 260, 48, 40);
-    c.options.causal = true;
-    for (SimdLevel level : simd_levels()) {
-        for (const Rung& rung : kRungs) {
-            const std::vector<float> once = result_of(c, rung, level, 1);
-            for (int num_threads : {1, 2, 7}) {
-                CHECK(same_bits(once, result_of(c, rung, level, num_threads)));
+    Case plain(DType::kFloat32, 2, 3, 3, 150, 260, 48, 40);
+    plain.options.causal = true;
+    Case all(DType::kFloat32, 2, 3, 1, 150, 260, 48, 40);
+    add_features(all, (1 << kNumFeatures) - 1, kNan);
+    for (Case* c : {&plain, &all}) {
+        for (SimdLevel level : simd_levels()) {
+            for (const Rung& rung : kRungs) {
+                const std::vector<float> once = result_of(*c, rung, level, 1);
+                for (int num_threads : {1, 2, 7}) {
+                    CHECK(same_bits(once, result_of(*c, rung, level, num_threads)));
+                }
             }
         }
     }
@@ -465,7 +757,7 @@ TEST_CASE("16-bit floats are converted exactly, and back to the nearest even") {
             CAPTURE(name_of(level));
             CAPTURE(name_of(dtype));
             std::vector<float> wide(all.size());
-            simd.load_rows(dtype, all.data(), 0, 1, 1 << 16, nullptr, wide.data(), 0);
+            simd.load_rows(dtype, all.data(), 0, 1, 1, 1 << 16, nullptr, wide.data(), 0);
             int64_t wrong = 0;
             for (size_t i = 0; i < all.size(); ++i) {
                 const float expected = testing::load_element(all.data(), dtype, i);
@@ -502,7 +794,7 @@ TEST_CASE("the softmax's exponential is right to a unit in the last place") {
                 s[lane] = -static_cast<float>(step * width + lane) * (126.0f / 40000 / width);
             }
             std::memcpy(p, s, sizeof p);
-            simd.softmax(p, 1, width, nullptr, row_max, row_sum, alpha);
+            simd.softmax(p, 1, width, row_max, row_sum, alpha);
             for (int lane = 0; lane < width; ++lane) {
                 const double expected = std::exp2(static_cast<double>(s[lane]));
                 const double ulp = std::ldexp(1.0, static_cast<int>(std::floor(s[lane])) - 23);
@@ -514,7 +806,7 @@ TEST_CASE("the softmax's exponential is right to a unit in the last place") {
 
         float edges[kMaxPanel] = {0.0f, -127.5f, -1000.0f, -kInf, kNan};
         float row_max[kMaxPanel] = {}, row_sum[kMaxPanel] = {}, alpha[kMaxPanel];
-        simd.softmax(edges, 1, simd.panel, nullptr, row_max, row_sum, alpha);
+        simd.softmax(edges, 1, simd.panel, row_max, row_sum, alpha);
         CHECK(edges[0] == 1.0f);
         CHECK(edges[1] == 0.0f);
         CHECK(edges[2] == 0.0f);
