@@ -452,15 +452,17 @@ NB_MODULE(_fa101, m) {
         .def("__str__", [](const Explained& e) { return e.text; })
         .def("__repr__", [](const Explained& e) { return e.text; });
 
-    m.def("forward", &forward, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a.none(), "bias"_a.none(),
-          "mask"_a.none(), "seqlens_k"_a.none(), nb::kw_only(), "causal"_a, "window_left"_a.none(),
-          "window_right"_a.none(), "align"_a, "softmax_scale"_a.none(), "softcap"_a, "layout"_a, "kernel"_a, "strategy"_a,
+    m.def("forward", &forward, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a.none(), nb::kw_only(),
+          "bias"_a = nb::none(), "mask"_a = nb::none(), "seqlens_k"_a = nb::none(), "causal"_a,
+          "window_left"_a = nb::none(), "window_right"_a = nb::none(), "align"_a,
+          "softmax_scale"_a.none(), "softcap"_a = 0.0, "layout"_a, "kernel"_a, "strategy"_a,
           "stream"_a, "allocate"_a.none(), "num_threads"_a = 0,
           "Writes attention into out and, unless None, the log-sum-exp into lse. `stream` is a "
           "cudaStream_t; `allocate(n)` gives n bytes of workspace on that stream.");
-    m.def("explain", &explain_call, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a.none(), "bias"_a.none(),
-          "mask"_a.none(), "seqlens_k"_a.none(), nb::kw_only(), "causal"_a, "window_left"_a.none(),
-          "window_right"_a.none(), "align"_a, "softmax_scale"_a.none(), "softcap"_a, "layout"_a, "kernel"_a, "strategy"_a,
+    m.def("explain", &explain_call, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a.none(), nb::kw_only(),
+          "bias"_a = nb::none(), "mask"_a = nb::none(), "seqlens_k"_a = nb::none(), "causal"_a,
+          "window_left"_a = nb::none(), "window_right"_a = nb::none(), "align"_a,
+          "softmax_scale"_a.none(), "softcap"_a = 0.0, "layout"_a, "kernel"_a, "strategy"_a,
           "num_threads"_a = 0, "The plan of forward() with these arguments.");
     m.def("kernels", &kernel_list, "Every kernel, in the order of the ladder.");
     m.def("info", &info, "How this binary was built and what it runs on.");

@@ -146,25 +146,27 @@ Plan plan(const Problem& problem, const DeviceInfo& device, std::string_view ker
     const Choice choice{kernel, strategy};
     check_names(choice, problem, device);
 
-    // The highest rung that fits, of each strategy; and why those above did not.
+    // The highest rung that fits, of each strategy; and why those above it did not.
     const KernelFamily* best[3] = {};
-    std::string passed_over, unbuilt;
+    std::string passed_over[3], unbuilt;
     const Registry families = registry();
     for (int i = families.size() - 1; i >= 0; --i) {
         const KernelFamily& family = *families.begin()[i];
         if (!choice.allows(family)) continue;
         if (kernel == "auto" && family.device != problem.device) continue;
-        const KernelFamily*& best_of_strategy = best[static_cast<int>(family.strategy)];
-        if (best_of_strategy != nullptr) continue;
+        const int index = static_cast<int>(family.strategy);
+        if (best[index] != nullptr) continue;
         const std::string reason = refusal(family, problem, device);
         if (reason.empty()) {
-            best_of_strategy = &family;
+            best[index] = &family;
             continue;
         }
-        const bool is_variant = family.strategy != Strategy::kSplitQ && strategy == "auto";
-        passed_over += std::string(passed_over.empty() ? "" : "; ") + family.name +
-                       (is_variant ? std::string(" ") + name_of(family.strategy) : "") + ": " +
-                       reason;
+        std::string who = kernel == "auto" ? family.name : "";
+        if (strategy == "auto" && family.strategy != Strategy::kSplitQ) {
+            who += std::string(who.empty() ? "" : " by ") + name_of(family.strategy);
+        }
+        passed_over[index] += std::string(passed_over[index].empty() ? "" : "; ") + who +
+                              (who.empty() ? "" : ": ") + reason;
         if (family.supports(problem, device).empty()) unbuilt = reason;
     }
     const KernelFamily* const split_q = best[static_cast<int>(Strategy::kSplitQ)];
@@ -172,40 +174,41 @@ Plan plan(const Problem& problem, const DeviceInfo& device, std::string_view ker
     const KernelFamily* const split_d = best[static_cast<int>(Strategy::kSplitD)];
 
     if (split_q == nullptr && split_kv == nullptr && split_d == nullptr) {
+        std::string reasons;
+        for (const std::string& of_strategy : passed_over) {
+            if (of_strategy.empty()) continue;
+            reasons += (reasons.empty() ? "" : "; ") + of_strategy;
+        }
         if (kernel == "auto" && strategy == "auto") {
             if (!unbuilt.empty()) throw CudaError(unbuilt);
-            throw Unsupported("no kernel answers this call: " + passed_over);
+            throw Unsupported("no kernel answers this call: " + reasons);
         }
-        const std::string what = strategy == "auto"  ? "kernel " + quoted(kernel)
-                                 : kernel == "auto"  ? "strategy " + quoted(strategy)
-                                                     : "kernel " + quoted(kernel) + " with strategy " +
-                                                           quoted(strategy);
-        if (passed_over.empty()) passed_over = "no kernel for this device has it";
-        throw InvalidArgument(what + " does not fit: " + passed_over + "; these fit: " +
-                              fitting_families(problem, device));
+        const std::string what =
+            strategy == "auto" ? "kernel " + quoted(kernel)
+            : kernel == "auto" ? "strategy " + quoted(strategy)
+                               : "kernel " + quoted(kernel) + " with strategy " + quoted(strategy);
+        if (reasons.empty()) reasons = "no kernel for this device has it";
+        throw InvalidArgument(what + " does not fit: " + reasons +
+                              "; these fit: " + fitting_families(problem, device));
     }
-    const auto because = [&](const char* reason) {
-        return reason + (passed_over.empty() ? "" : " (" + passed_over + ")");
+    const auto chosen = [&](const KernelFamily& family, const char* why) {
+        const std::string& above = passed_over[static_cast<int>(family.strategy)];
+        const bool tell = kernel == "auto" && !above.empty();
+        return make_plan(family, problem, device, why + (tell ? " (" + above + ")" : ""));
     };
-    if (split_d != nullptr) {
-        return make_plan(*split_d, problem, device, because("head_dim is split over warps"));
-    }
-    if (split_q == nullptr) {
-        return make_plan(*split_kv, problem, device, because("asked for by name"));
-    }
+    if (split_d != nullptr) return chosen(*split_d, "head_dim is split over warps");
+    if (split_q == nullptr) return chosen(*split_kv, "asked for by name");
     if (split_kv != nullptr && prefers_split_kv(*split_q, problem, device)) {
-        return make_plan(*split_kv, problem, device,
-                         because("too few query tiles to fill the device: the keys are split too"));
+        return chosen(*split_kv, "too few query tiles to fill the device: keys are split too");
     }
-    if (kernel != "auto") return make_plan(*split_q, problem, device, "asked for by name");
+    if (kernel != "auto") return chosen(*split_q, "asked for by name");
     const KernelFamily* const naive = find_kernel("naive");
-    if (split_q == find_kernel("fa2") && too_few_queries(*split_q, problem, device) &&
-        refusal(*naive, problem, device).empty()) {
-        return make_plan(
-            *naive, problem, device,
-            because("parallel over keys too: there are too few queries to fill the GPU"));
+    const bool splits_keys = split_q == find_kernel("sm90") || split_kv != nullptr;
+    if (problem.device == DeviceType::kCuda && !splits_keys &&
+        too_few_queries(*split_q, problem, device) && refusal(*naive, problem, device).empty()) {
+        return chosen(*naive, "parallel over keys too: there are too few queries to fill the GPU");
     }
-    return make_plan(*split_q, problem, device, because("the highest rung of the ladder that fits"));
+    return chosen(*split_q, "the highest rung of the ladder that fits");
 }
 
 void run(const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace,

@@ -11,6 +11,7 @@
 #include "profile/measure.h"
 #include "profile/options.h"
 #include "profile/report.h"
+#include "profile/support.h"
 
 #include <unistd.h>
 
@@ -128,6 +129,10 @@ int run_command(int argc, const char* const* argv) {
     const Arguments args = parse_arguments(argc, argv);
     if (!args.text.empty()) {
         std::fputs(args.text.c_str(), stdout);
+        return 0;
+    }
+    if (args.support) {
+        std::fputs(support_tables().c_str(), stdout);
         return 0;
     }
     return args.list ? list_kernels() : profile(args);

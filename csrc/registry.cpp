@@ -6,6 +6,9 @@
 #include "flash_attn_1.h"
 #include "flash_attn_2.h"
 #include "flash_attn_sm90/family.h"
+#include "flash_attn_sm90_split_d/family.h"
+#include "flash_attn_split_d/family.h"
+#include "flash_decode/family.h"
 #include "kernel_family.h"
 #include "naive_attention.h"
 
@@ -72,6 +75,32 @@ constexpr KernelFamily kFa2Cute = {
     /*num_splits=*/nullptr,
     fa2_cute::workspace,
     FA101_CUDA_LAUNCH(fa2_cute::launch),
+    FA101_CUTE_AND_SM75_ARCHS,
+};
+
+constexpr KernelFamily kFa2CuteSplitKV = {
+    "fa2_cute",
+    Strategy::kSplitKV,
+    DeviceType::kCuda,
+    "few queries: keys split over blocks, partial results merged exactly",
+    flash_decode::supports,
+    flash_decode::tile,
+    flash_decode::num_splits,
+    flash_decode::workspace,
+    FA101_CUDA_LAUNCH(flash_decode::launch),
+    FA101_CUTE_ARCHS,
+};
+
+constexpr KernelFamily kFa2CuteSplitD = {
+    "fa2_cute",
+    Strategy::kSplitD,
+    DeviceType::kCuda,
+    "head_dim over 256: O's columns and Q K^T's sum split over warps",
+    split_d::supports,
+    split_d::tile,
+    /*num_splits=*/nullptr,
+    split_d::workspace,
+    FA101_CUDA_LAUNCH(split_d::launch),
     FA101_CUTE_ARCHS,
 };
 
@@ -88,8 +117,23 @@ constexpr KernelFamily kSm90 = {
     FA101_SM90_ARCHS,
 };
 
+constexpr KernelFamily kSm90SplitD = {
+    "sm90",
+    Strategy::kSplitD,
+    DeviceType::kCuda,
+    "Hopper, head_dim over 256: O's columns split over warpgroups",
+    sm90_split_d::supports,
+    sm90_split_d::tile,
+    /*num_splits=*/nullptr,
+    sm90_split_d::workspace,
+    FA101_CUDA_LAUNCH(sm90_split_d::launch),
+    FA101_SM90_ARCHS,
+};
+
 constexpr const KernelFamily* kFamilies[] = {
-    &kNaive, &kFa1, &kFa2, &kFa2Cute, &kSm90, &kCpuNaiveFamily, &kCpuFa1Family, &kCpuFa2Family,
+    &kNaive,          &kFa1,           &kFa2,          &kFa2Cute,
+    &kFa2CuteSplitKV, &kFa2CuteSplitD, &kSm90,         &kSm90SplitD,
+    &kCpuNaiveFamily, &kCpuFa1Family,  &kCpuFa2Family,
 };
 
 }  // namespace
@@ -104,12 +148,12 @@ const KernelFamily* find_kernel(std::string_view name, Strategy strategy) {
 }
 
 std::string refuse_extras(const Problem& p) {
-    const char* extra = p.has_left_bound()  ? "window"
-                        : p.softcap > 0     ? "softcap"
-                        : p.has_bias        ? "bias"
-                        : p.has_mask        ? "mask"
-                        : p.has_seqlens_k   ? "seqlens_k"
-                                            : nullptr;
+    const char* extra = p.has_left_bound() ? "window"
+                        : p.softcap > 0    ? "softcap"
+                        : p.has_bias       ? "bias"
+                        : p.has_mask       ? "mask"
+                        : p.has_seqlens_k  ? "seqlens_k"
+                                           : nullptr;
     return extra != nullptr ? std::string("it has no ") + extra : "";
 }
 

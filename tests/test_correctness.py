@@ -11,7 +11,7 @@ import torch
 
 import fa101
 from fa101.testing import assert_attention, reference_attention, to_float64
-from helpers import DTYPES, answers, attend, kernel_params, qkv
+from helpers import DTYPES, answers, attend, kernel_params, on, qkv
 
 # batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v
 SHAPES = {
@@ -46,8 +46,8 @@ def test_float64(kernel, shape, dtype, align):
     )
     options = {"causal": align is not None, "align": align or "top_left"}
     if not answers(kernel, dtype, head_dim):
-        with pytest.raises(ValueError, match=f"kernel '{kernel}' does not fit"):
-            fa101.flash_attention(q, k, v, kernel=kernel, **options)
+        with pytest.raises(ValueError, match=f"kernel '{on(kernel)['kernel']}' .*does not fit"):
+            fa101.flash_attention(q, k, v, **on(kernel), **options)
         return
     out, lse = attend(q, k, v, kernel=kernel, **options)
     assert_attention(out, q, k, v, lse=lse, **options)
@@ -61,7 +61,7 @@ def test_torch_sdpa(kernel, dtype, causal):
     if not answers(kernel, dtype, 64):
         pytest.skip(f"{kernel} has no {dtype}; test_float64 checks that it says so")
     q, k, v = qkv(2, 8, 192, 192, 64, heads_kv=2, dtype=dtype, kernel=kernel)
-    out = fa101.flash_attention(q, k, v, causal=causal, kernel=kernel)
+    out = fa101.flash_attention(q, k, v, causal=causal, **on(kernel))
     theirs = torch.nn.functional.scaled_dot_product_attention(
         q, k, v, is_causal=causal, enable_gqa=True
     )

@@ -12,7 +12,7 @@
 namespace fa101 {
 
 struct BiasMask {
-    const void* bias;  // null: none
+    const void* bias;     // null: none
     const uint8_t* mask;  // null: none
     int64_t bias_row_stride, bias_key_stride;
     int64_t mask_row_stride, mask_key_stride;

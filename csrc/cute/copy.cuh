@@ -1,9 +1,10 @@
 // Tiles between global and shared memory, 16 bytes a thread and step, with the edges handled here:
 // rows past the end of the sequence and columns past head_dim are filled with zeros and never read,
-// and never written. head_dim is a multiple of 8, so a vector is inside or outside as a whole.
+// and never written.
 //
-// `aligned16` says that 16-byte accesses are legal; if not, the same vectors move element by
-// element. It is the same for all threads, so the branch costs next to nothing.
+// `aligned16` says that 16-byte accesses are legal, and then head_dim is a multiple of 8: a vector
+// is inside or outside as a whole. If not, the same vectors move element by element, each with a
+// check of its own. It is the same for all threads, so the branch costs next to nothing.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -45,8 +46,8 @@ CUTE_DEVICE void load_tile(Src const& src, Dst&& dst, Coord const& coord, NumRow
                            int num_cols, bool aligned16) {
     using namespace cute;
     using Element = typename Src::value_type;
-    auto inside = [&](int r, int c) {
-        return get<0>(coord(0, r, 0)) < num_rows && get<1>(coord(0, 0, c)) < num_cols;
+    auto inside = [&](int j, int r, int c) {
+        return get<0>(coord(0, r, 0)) < num_rows && get<1>(coord(j, 0, c)) < num_cols;
     };
     if (aligned16) {
         Copy_Atom<SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>, Element> copy_async;
@@ -54,7 +55,7 @@ CUTE_DEVICE void load_tile(Src const& src, Dst&& dst, Coord const& coord, NumRow
         for (int r = 0; r < size<1>(src); ++r) {
             CUTE_UNROLL
             for (int c = 0; c < size<2>(src); ++c) {
-                copy(copy_async.with(inside(r, c)), src(_, r, c), dst(_, r, c));
+                copy(copy_async.with(inside(0, r, c)), src(_, r, c), dst(_, r, c));
             }
         }
     } else {
@@ -64,7 +65,7 @@ CUTE_DEVICE void load_tile(Src const& src, Dst&& dst, Coord const& coord, NumRow
             Tensor vector = make_fragment_like(dst(_, r, c));
             CUTE_UNROLL
             for (int j = 0; j < size(vector); ++j) {
-                vector(j) = inside(r, c) ? src(j, r, c) : Element(0);
+                vector(j) = inside(j, r, c) ? src(j, r, c) : Element(0);
             }
             copy(Copy_Atom<UniversalCopy<uint128_t>, Element>{}, vector, dst(_, r, c));
         }
@@ -88,7 +89,9 @@ CUTE_DEVICE void store_tile(Src const& src, Dst&& dst, Coord const& coord, int n
             copy(copy_vector, vector, dst(_, r, c));
         } else {
             CUTE_UNROLL
-            for (int j = 0; j < size(vector); ++j) dst(j, r, c) = vector(j);
+            for (int j = 0; j < size(vector); ++j) {
+                if (get<1>(coord(j, 0, c)) < num_cols) dst(j, r, c) = vector(j);
+            }
         }
     }
 }

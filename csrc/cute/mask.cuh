@@ -17,20 +17,31 @@ namespace fa101 {
 template <class Logits, class Coord>
 CUTE_DEVICE void mask_logits(Logits& s, Coord const& coord, TileMask const& mask) {
     using namespace cute;
+    constexpr float kHidden = -std::numeric_limits<float>::infinity();
     CUTE_UNROLL
     for (int r = 0; r < size<0>(s); ++r) {
         const int end = mask.key_end(get<0>(coord(r, 0)));
         CUTE_UNROLL
         for (int c = 0; c < size<1>(s); ++c) {
-            if (get<1>(coord(r, c)) >= end) s(r, c) = -std::numeric_limits<float>::infinity();
+            if (get<1>(coord(r, c)) >= end) s(r, c) = kHidden;
+        }
+    }
+    // The left bound rarely touches a block, and of a thread's rows the last one first.
+    if (mask.key_begin(get<0>(coord(size<0>(s) - 1, 0))) == 0) return;
+    CUTE_UNROLL
+    for (int r = 0; r < size<0>(s); ++r) {
+        const int begin = mask.key_begin(get<0>(coord(r, 0)));
+        CUTE_UNROLL
+        for (int c = 0; c < size<1>(s); ++c) {
+            if (get<1>(coord(r, c)) < begin) s(r, c) = kHidden;
         }
     }
 }
 
 // A hidden key has weight 0, but 0 * NaN = NaN: where a block of keys is visible to some rows and
 // not to others, a NaN or inf in its V would reach rows that may not see it. Such blocks are looked
-// at when they arrive; if one holds such a value (hardly ever) the matrix product gets 0 in its
-// place and the value itself is added to the rows that do see it.
+// at when they arrive. If one holds such a value (hardly ever), each row adds those that it sees,
+// one by one, and then the matrix product gets 0 in their place.
 
 // 16-bit floats with all exponent bits set, two per word: adding the lowest exponent bit carries
 // into the sign bit.
@@ -59,39 +70,38 @@ CUTE_DEVICE bool has_nonfinite(Share const& x) {
     return found != 0;
 }
 
-// Replaces the NaNs and infs of v (block_n, head_dim) by 0 and writes to row j of `sums` what a
-// query that sees keys [0, j] of the block shall get in their place: their sum. All threads take
-// part.
-template <class V, class Element>
-CUTE_DEVICE void take_out_nonfinite(V&& v, Element* sums, int thread, int num_threads) {
+// Adds to acc (rows, cols) the NaNs and infs of v (block_n, head_dim) that its queries see:
+// sees(row, key), both counted from the tile's first. coord as above.
+template <class Acc, class V, class Coord, class Sees>
+CUTE_DEVICE void add_nonfinite(Acc& acc, V const& v, Coord const& coord, Sees const& sees) {
     using namespace cute;
+    using Element = typename V::value_type;
+    constexpr int kRows = decltype(size<0>(acc))::value;
     CUTE_NO_UNROLL
-    for (int col = thread; col < size<1>(v); col += num_threads) {
-        float sum = 0.0f;
-        CUTE_NO_UNROLL
-        for (int j = 0; j < size<0>(v); ++j) {
-            const Element value = v(j, col);
-            if (NonFinite<Element>::find(value.storage)) {
-                sum += float(value);
-                v(j, col) = Element(0);
+    for (int key = 0; key < size<0>(v); ++key) {
+        bool is_visible[kRows];
+        CUTE_UNROLL
+        for (int r = 0; r < kRows; ++r) is_visible[r] = sees(get<0>(coord(r, 0)), key);
+        CUTE_UNROLL
+        for (int c = 0; c < size<1>(acc); ++c) {
+            const Element value = v(key, get<1>(coord(0, c)));
+            if (!NonFinite<Element>::find(value.storage)) continue;
+            CUTE_UNROLL
+            for (int r = 0; r < kRows; ++r) {
+                if (is_visible[r]) acc(r, c) += float(value);
             }
-            sums[j * size<1>(v) + col] = Element(sum);
         }
     }
 }
 
-// Adds to acc (rows, cols) its queries' rows of `sums`; coord and mask as above.
-template <int kBlockN, int kHeadDim, class Element, class Acc, class Coord>
-CUTE_DEVICE void add_nonfinite(const Element* sums, Acc& acc, Coord const& coord,
-                               TileMask const& mask) {
+// Replaces the NaNs and infs of x, a thread's share of V, by 0.
+template <class Share>
+CUTE_DEVICE void clear_nonfinite(Share&& x) {
     using namespace cute;
-    CUTE_UNROLL
-    for (int r = 0; r < size<0>(acc); ++r) {
-        const int visible = min(mask.key_end(get<0>(coord(r, 0))), kBlockN);
-        if (visible == 0) continue;
-        const Element* row = sums + (visible - 1) * kHeadDim;
-        CUTE_UNROLL
-        for (int c = 0; c < size<1>(acc); ++c) acc(r, c) += float(row[get<1>(coord(0, c))]);
+    using Element = typename std::remove_reference_t<Share>::value_type;
+    CUTE_NO_UNROLL
+    for (int i = 0; i < size(x); ++i) {
+        if (NonFinite<Element>::find(x(i).storage)) x(i) = Element(0);
     }
 }
 

@@ -6,6 +6,8 @@
 #include "common/built_head_dims.h"
 #include "common/mask.h"
 #include "flash_attn/tile_config.h"
+#include "flash_attn_sm75/family.h"
+#include "flash_attn_tf32/family.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -28,21 +30,21 @@ const TileConfig* find_tile(const Problem& p, int64_t smem_bytes) {
 
 constexpr bool kIsBuilt = FA101_HAS_CUDA && sizeof(FA101_CUTE_ARCHS) > 1;
 
+// float32 has kernels of its own, three TF32 products each, and so has Turing, without cp.async.
+// The latter answer for later GPUs too where nothing better was built: by their PTX.
+bool is_turing(const DeviceInfo& device) {
+    return device.arch < 80 || (sizeof(FA101_CUTE_ARCHS) == 1 && sizeof(FA101_SM75_ARCHS) > 1);
+}
+bool is_turing(const Tile& tile) { return tile.stages == 1; }
+
 }  // namespace
 
 std::string supports(const Problem& p, const DeviceInfo& device) {
-    if (device.arch < 80) {
-        return "it needs sm_80 or later (cp.async, mma.m16n8k16); the GPU has sm_" +
-               std::to_string(device.arch);
-    }
-    if (p.dtype_q == DType::kFloat32 || p.dtype_kv != p.dtype_q || p.dtype_o != p.dtype_q) {
-        return std::string("it needs float16 or bfloat16 for q, k, v and out; they have ") +
+    if (p.dtype_q == DType::kFloat32) return tf32::supports(p, device);
+    if (is_turing(device)) return sm75::supports(p, device);
+    if (p.dtype_kv != p.dtype_q || p.dtype_o != p.dtype_q) {
+        return std::string("it needs one dtype for q, k, v and out; they have ") +
                name_of(p.dtype_q) + ", " + name_of(p.dtype_kv) + " and " + name_of(p.dtype_o);
-    }
-    if (std::string reason = refuse_extras(p); !reason.empty()) return reason;
-    if (p.head_dim % 8 != 0 || p.head_dim_v % 8 != 0) {
-        return "head_dim is " + std::to_string(p.head_dim) + " and head_dim_v " +
-               std::to_string(p.head_dim_v) + "; they must be multiples of 8";
     }
     if (find_tile(p, std::numeric_limits<int64_t>::max()) == nullptr) {
         return "head_dim is " + std::to_string(std::max(p.head_dim, p.head_dim_v)) +
@@ -62,14 +64,21 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
 }
 
 Tile tile(const Problem& p, const DeviceInfo& device) {
-    const TileConfig& tile = *find_tile(p, device.smem_per_block);
+    if (p.dtype_q == DType::kFloat32) return tf32::tile(p, device);
+    if (is_turing(device)) return sm75::tile(p, device);
+    const TileConfig& plain = *find_tile(p, device.smem_per_block);
+    const TileConfig tile = has_extras(p) ? plain.with_extras() : plain;
     return {tile.block_m, tile.block_n, tile.head_dim, tile.num_warps, tile.stages};
 }
 
 int64_t workspace(const Plan&, const Problem&) { return 0; }
 
-void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, void*,
+void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace,
             Stream stream) {
+    if (problem.dtype_q == DType::kFloat32) {
+        return tf32::launch(plan, problem, tensors, workspace, stream);
+    }
+    if (is_turing(plan.tile)) return sm75::launch(plan, problem, tensors, workspace, stream);
     const int head_dim = plan.tile.head_dim;
     if constexpr (kIsBuilt && is_compiled(64)) {
         if (head_dim == 64) return run_hdim64(plan, problem, tensors, stream);

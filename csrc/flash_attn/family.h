@@ -10,6 +10,9 @@ Tile tile(const Problem&, const DeviceInfo&);
 int64_t workspace(const Plan&, const Problem&);
 void launch(const Plan&, const Problem&, const Tensors&, void* workspace, Stream);
 
+// What a kernel of its own serves; bounds and lengths cost the plain one nothing.
+inline bool has_extras(const Problem& p) { return p.softcap > 0 || p.has_bias || p.has_mask; }
+
 // One translation unit each, for the head_dims of tile_config.h.
 void run_hdim64(const Plan&, const Problem&, const Tensors&, Stream);
 void run_hdim96(const Plan&, const Problem&, const Tensors&, Stream);

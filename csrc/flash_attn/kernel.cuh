@@ -22,6 +22,15 @@
 // the loop, so they are worked out anew in every step (see reread_thread_index). At head_dim 64 O
 // is half as large and all of Q stays in registers.
 //
+// Bounds (causal, window) and lengths cost the loop nothing: they say where it starts and ends and
+// which steps check. Softcap, bias and mask stand between the products, on fragments, and are a
+// kernel of their own (kHasExtras), so that the plain one keeps its registers. Bias and mask are
+// read element by element where they are needed: 4 bytes of float32 bias for the 4 * head_dim FLOP
+// of a logit leave head_dim FLOP a byte, all of it from memory unless heads share the bias. The
+// V of a step whose keys some row may not see is searched for NaN and inf (cute/mask.cuh).
+//
+// Any head_dim up to the tile's is padded with zeros on the way in and cut on the way out.
+//
 // Bytes. Global: Q and O once, K and V once per tile of queries: 4 * head_dim bytes a key against
 // 4 * head_dim * kBlockM FLOP, so kBlockM = 128 FLOP a byte, mostly served by L2 because blocks of
 // one head run side by side. Shared: ldmatrix.x4 brings 512 bytes (4 cycles) that feed kWarpM / 8
@@ -39,10 +48,12 @@
 
 #include <fa101/params.h>
 
+#include "common/bias_mask.h"
 #include "common/mask.h"
 #include "common/online_softmax.h"
 #include "cute/copy.cuh"
 #include "cute/fragment.cuh"
+#include "cute/logits.cuh"
 #include "cute/mask.cuh"
 #include "cute/softmax.cuh"
 #include "flash_attn/kernel_traits.h"
@@ -50,13 +61,14 @@
 #include <cute/tensor.hpp>
 
 #include <cstdint>
+#include <limits>
 
 namespace fa101 {
 
-// softmax_scale = sign * scale_log2 / log2(e), scale_log2 > 0; Q takes the sign, which may be 0.
-template <class Traits>
+// Q takes the sign of softmax_scale, which may be 0, and `scale` the rest.
+template <class Traits, bool kHasExtras>
 __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
-    fa2_cute_kernel(Problem problem, Tensors tensors, float scale_log2) {
+    fa2_cute_kernel(Problem problem, Tensors tensors, LogitScale scale) {
     using namespace cute;
     using Element = typename Traits::Element;
     constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
@@ -71,7 +83,6 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
     // Blocks of one head are neighbours, so its K and V stay in L2; with a mask the tiles that see
     // most keys start first, and the short ones fill the gaps at the end.
     const int seqlen_q = static_cast<int>(problem.seqlen_q);
-    const int seqlen_k = static_cast<int>(problem.seqlen_k);
     const int num_heads = static_cast<int>(problem.num_heads);
     struct TileIndex {
         int m_begin, batch_head, batch, head;
@@ -86,10 +97,13 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
     const int m_begin = tile.m_begin, bidb = tile.batch;
     const int bidh_kv = tile.head / (num_heads / static_cast<int>(problem.num_heads_kv));
 
-    const Mask mask{seqlen_k, problem.mask_left, problem.mask_right};
+    const Mask mask = mask_of(problem, tensors, bidb);
     const TileMask tile_mask = mask.tile(m_begin, kBlockM);
-    const int n_block_end = mask.n_block_end(min(m_begin + kBlockM, seqlen_q), kBlockN);
-    const int n_block_full = mask.n_block_full_end(m_begin, kBlockN);
+    const int m_end = min(m_begin + kBlockM, seqlen_q);
+    const int n_block_begin = mask.n_block_begin(m_begin, kBlockN);
+    const int n_block_end = mask.n_block_end(m_end, kBlockN);
+    const int n_block_full_begin = mask.n_block_full_begin(m_end, kBlockN);
+    const int n_block_full_end = mask.n_block_full_end(m_begin, kBlockN);
 
     // ---- Copies: tensors in global and shared memory, and this thread's part of them ----
     // Reading aid: tXsY is this thread's part, for the copy or product X, of tensor Y in shared
@@ -153,7 +167,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
     };
 
     // ---- Prologue: Q, and K and V of the first kStages - 1 blocks ----
-    if (n_block_end > 0) {
+    if (n_block_end > n_block_begin) {
         const auto thr_copy = gmem_tiled_copy.get_thread_slice(thread());
         const auto* q_ptr = static_cast<const Element*>(tensors.q_ptr) +
                             bidb * tensors.q_batch_stride + tile.head * tensors.q_head_stride;
@@ -164,7 +178,9 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
         CUTE_UNROLL
         for (int i = 0; i < kStages - 1; ++i) {
             const int n_block = n_block_end - 1 - i;
-            if (n_block >= 0) load_kv(n_block, seqlen_k - n_block * kBlockN);
+            if (n_block >= n_block_begin) {
+                load_kv(n_block, tile_mask.num_keys - n_block * kBlockN);
+            }
             cp_async_fence();
         }
         if (!(problem.softmax_scale > 0.0f)) {
@@ -182,6 +198,42 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
         }
     }
 
+    // ---- Logits: with extras, all that is left for the softmax is to subtract the maximum ----
+    const auto finish_logits = [&](auto& s, auto const& s_coord, int n_block, auto is_masked) {
+        const TileIndex here = tile_index(reread_block_index());
+        const BiasMask bias_mask(problem, tensors, here.batch, here.head);
+        const int n_begin = n_block * kBlockN;
+        const auto for_each = [&](const auto* array, int64_t row_stride, int64_t key_stride,
+                                  auto const& use) {
+            for_each_logit(s, s_coord, array + here.m_begin * row_stride + n_begin * key_stride,
+                           row_stride, key_stride, seqlen_q - here.m_begin,
+                           tile_mask.num_keys - n_begin, use);
+        };
+        if (problem.softcap > 0.0f) {
+            softcap_logits(s, scale);
+        } else {
+            scale_logits(s, scale);
+        }
+        if (bias_mask.bias != nullptr) {
+            const auto add = [](float& logit, auto bias) {
+                logit = fmaf(static_cast<float>(bias), kLog2e, logit);
+            };
+            if (problem.dtype_bias == DType::kFloat32) {
+                for_each(static_cast<const float*>(bias_mask.bias), bias_mask.bias_row_stride,
+                         bias_mask.bias_key_stride, add);
+            } else {
+                for_each(static_cast<const Element*>(bias_mask.bias), bias_mask.bias_row_stride,
+                         bias_mask.bias_key_stride, add);
+            }
+        }
+        if (decltype(is_masked)::value && bias_mask.mask != nullptr) {
+            for_each(bias_mask.mask, bias_mask.mask_row_stride, bias_mask.mask_key_stride,
+                     [](float& logit, uint8_t is_visible) {
+                         if (!is_visible) logit = -std::numeric_limits<float>::infinity();
+                     });
+        }
+    };
+
     // ---- Main loop ----
     const auto step = [&](int n_block, auto is_masked) {
         constexpr bool kIsMasked = decltype(is_masked)::value;
@@ -196,15 +248,17 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
         } else {
             __syncthreads();
         }
-        if (n_block >= kStages - 1) {
+        if (n_block - (kStages - 1) >= n_block_begin) {
             // Only the last block, which the prologue has loaded, may end early.
             load_kv(n_block - (kStages - 1), Int<kBlockN>{});
         }
         cp_async_fence();
 
         // A warp none of whose rows sees the block has nothing to do in it.
-        const int last_row = (thread() / 32 + 1) * Traits::kWarpM - 1;
-        if (!kIsMasked || nonfinite || block_mask.key_end(last_row) > 0) {
+        const int first_row = thread() / 32 * Traits::kWarpM;
+        if (!kIsMasked || nonfinite ||
+            (block_mask.key_end(first_row + Traits::kWarpM - 1) > 0 &&
+             block_mask.key_begin(first_row) < kBlockN)) {
             Tensor acc_s = partition_fragment_C(tiled_mma, TileS{});  // (MMA=4, MMA_M, MMA_N)
             Tensor s = rows_and_cols(acc_s);                          // (2 * MMA_M, 2 * MMA_N)
             clear(acc_s);
@@ -215,31 +269,48 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
                 warp_gemm(tiled_mma, smem_copy_k, acc_s, tSrQ, sK(_, _, stage), thread(),
                           q_loader());
             }
-            if constexpr (kIsMasked) {
-                const auto thr_mma = tiled_mma.get_thread_slice(thread());
-                mask_logits(s, rows_and_cols(thr_mma.partition_C(cS)), block_mask);
-            }
-            softmax.step(s, o, scale_log2);
+            const auto thr_mma = tiled_mma.get_thread_slice(thread());
+            Tensor s_coord = rows_and_cols(thr_mma.partition_C(cS));
+            if constexpr (kHasExtras) finish_logits(s, s_coord, n_block, is_masked);
+            if constexpr (kIsMasked) mask_logits(s, s_coord, block_mask);
+            softmax.step(s, o, kHasExtras ? 1.0f : scale.log2);
             Tensor rP = round_to<Element>(acc_s);  // (MMA=4, MMA_M, MMA_N)
             if (kIsMasked && nonfinite) {
-                // The K of this block is used up: its place holds the sums.
-                Element* sums = &sK(0, 0, stage);
+                const auto sees = [&](int row, int key) {
+                    if (key < block_mask.key_begin(row) || key >= block_mask.key_end(row)) {
+                        return false;
+                    }
+                    if constexpr (kHasExtras) {
+                        const TileIndex here = tile_index(reread_block_index());
+                        const BiasMask bias_mask(problem, tensors, here.batch, here.head);
+                        const int query = here.m_begin + row;
+                        return query < seqlen_q && !bias_mask.hides(query, n_block * kBlockN + key);
+                    }
+                    return true;
+                };
+                add_nonfinite(o, sV(_, _, stage), rows_and_cols(thr_mma.partition_C(cQ)), sees);
                 __syncthreads();
-                take_out_nonfinite(sV(_, _, stage), sums, thread(), kNThreads);
+                const auto thr_copy = gmem_tiled_copy.get_thread_slice(thread());
+                clear_nonfinite(thr_copy.partition_D(sV(_, _, stage)));
                 __syncthreads();
-                const auto thr_mma = tiled_mma.get_thread_slice(thread());
-                add_nonfinite<kBlockN, kHeadDim>(sums, o, rows_and_cols(thr_mma.partition_C(cQ)),
-                                                 block_mask);
             }
             warp_gemm(tiled_mma, smem_copy_v, acc_o, as_a_operand(rP), sVt(_, _, stage), thread(),
                       InRegisters{});
         }
     };
-    int n_block = n_block_end - 1;
+    // The caller's mask may hide keys of any block.
+    const auto is_full = [&](int n_block) {
+        return n_block >= n_block_full_begin && n_block < n_block_full_end &&
+               !(kHasExtras && tensors.mask_ptr != nullptr);
+    };
+    // At most two rounds: the bounds may cut the last blocks and the first.
     CUTE_NO_UNROLL
-    for (; n_block >= n_block_full; --n_block) step(n_block, true_type{});
-    CUTE_NO_UNROLL
-    for (; n_block >= 0; --n_block) step(n_block, false_type{});
+    for (int n_block = n_block_end - 1; n_block >= n_block_begin;) {
+        CUTE_NO_UNROLL
+        for (; n_block >= n_block_begin && !is_full(n_block); --n_block) step(n_block, true_type{});
+        CUTE_NO_UNROLL
+        for (; is_full(n_block); --n_block) step(n_block, false_type{});
+    }
 
     // ---- Epilogue: O / l and lse; O through the memory of Q, to leave in whole rows ----
     const TileIndex out = tile_index(reread_block_index());

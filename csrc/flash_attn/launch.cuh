@@ -18,23 +18,25 @@
 
 namespace fa101::fa2_cute {
 
-template <class Element, int kTileIndex>
+template <class Element, int kTileIndex, bool kHasExtras>
 void run_kernel(const Problem& problem, const Tensors& tensors, Stream stream) {
-    constexpr TileConfig kTile = kTiles[kTileIndex];
+    constexpr TileConfig kTile =
+        kHasExtras ? kTiles[kTileIndex].with_extras() : kTiles[kTileIndex];
     using Traits =
         Fa2CuteTraits<Element, kTile.head_dim, kTile.block_m, kTile.block_n, kTile.num_warps,
                       kTile.stages, kTile.q_in_registers, kTile.blocks_per_sm>;
     constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
     static_assert(kSmemBytes == kTile.smem_bytes(), "the planner counts the same bytes");
-    const auto kernel = fa2_cute_kernel<Traits>;
+    const auto kernel = fa2_cute_kernel<Traits, kHasExtras>;
     const int64_t grid =
         problem.batch * problem.num_heads * ceil_div<int64_t>(problem.seqlen_q, kTile.block_m);
     // A negative scale flips the sign of Q, and 0 makes Q zero, so that the kernel's is positive.
     const float scale = problem.softmax_scale;
-    const float scale_log2 = scale == 0.0f ? 1.0f : std::fabs(scale) * kLog2e;
+    const LogitScale logit_scale{scale == 0.0f ? 1.0f : std::fabs(scale) * kLog2e,
+                                 std::fabs(scale) / problem.softcap, problem.softcap * kLog2e};
     allow_shared_memory(kernel, "fa2_cute_kernel", kSmemBytes);
     kernel<<<static_cast<unsigned>(grid), Traits::kNThreads, kSmemBytes,
-             static_cast<cudaStream_t>(stream)>>>(problem, tensors, scale_log2);
+             static_cast<cudaStream_t>(stream)>>>(problem, tensors, logit_scale);
     check_launch("fa2_cute_kernel", grid, Traits::kNThreads, kSmemBytes);
 }
 
@@ -47,7 +49,10 @@ void run_planned(const Plan& plan, const Problem& problem, const Tensors& tensor
     } else {
         if constexpr (kTiles[kTileIndex].head_dim == kHeadDim) {
             if (plan.tile.block_m == kTiles[kTileIndex].block_m) {
-                return run_kernel<Element, kTileIndex>(problem, tensors, stream);
+                if (has_extras(problem)) {
+                    return run_kernel<Element, kTileIndex, true>(problem, tensors, stream);
+                }
+                return run_kernel<Element, kTileIndex, false>(problem, tensors, stream);
             }
         }
         run_planned<Element, kHeadDim, kTileIndex + 1>(plan, problem, tensors, stream);

@@ -33,14 +33,14 @@
 // of round r is full at parity r % 2, and the producer of round r waits for the consumers of round
 // r - 1, parity (r - 1) % 2 = (r + 1) % 2; for r = 0 that parity counts as passed in a fresh
 // barrier. Q has one slot a group, so its round is the number of tiles so far. A tile whose rows
-// see no key uses no slot on either side: both compute n_block_end from the same numbers.
+// see no key uses no slot on either side: both compute its blocks from the same numbers.
 //
 // No cycle: the producer waits only for slots of earlier loads, in the order in which the consumers
 // use them (K(n), Q, K(n-1), V(n), ...), so the consumers' next slot is always loaded or being
 // waited for by the producer on something they have yet to release and will, with no further load.
 // K(n-1) may be asked for before V(n): with two slots, K(n-1) needs K(n+1) released, which the
 // consumers do before they need V(n). The turns below are a ring of the groups, all of which take
-// the same number of turns a tile, as n_block_end belongs to the tile and not to the group.
+// the same number of turns a tile, as its blocks belong to the tile and not to the group.
 //
 // Turns (kTakesTurns, "ping-pong"): named barrier g is passed when group g waits (128 threads) and
 // its predecessor has handed over (128). The last group hands over once at the start, so group 0
@@ -278,27 +278,28 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&word)[4]) {
     }
 }
 
-// O of one row, touching only keys [0, key_end), by one warp: a lane has every 32nd column. The
+// O of one row, touching only the keys it sees, by one warp: a lane has every 32nd column. The
 // maximum and the sum of the row are known, and right: they never meet V.
 template <class Traits>
 __device__ __forceinline__ void redo_row(const KernelParams& p, const TileCoord& coord, int row,
-                                         int key_end, float offset, float inverse) {
+                                         float offset, float inverse) {
     using Element = typename Traits::Element;
     const Tensors& t = p.t;
     const int head_kv = coord.bidh / p.group_size;
     const auto* q = static_cast<const Element*>(t.q_ptr) + coord.bidb * t.q_batch_stride +
                     coord.bidh * t.q_head_stride + row * t.q_row_stride;
+    const int key_begin = p.mask.key_begin(row), key_end = p.mask.key_end(row);
     const auto* k = static_cast<const Element*>(t.k_ptr) + coord.bidb * t.k_batch_stride +
-                    head_kv * t.k_head_stride;
+                    head_kv * t.k_head_stride + key_begin * t.k_row_stride;
     const auto* v = static_cast<const Element*>(t.v_ptr) + coord.bidb * t.v_batch_stride +
-                    head_kv * t.v_head_stride;
+                    head_kv * t.v_head_stride + key_begin * t.v_row_stride;
     auto* o = static_cast<Element*>(t.o_ptr) + coord.bidb * t.o_batch_stride +
               coord.bidh * t.o_head_stride + row * t.o_row_stride;
     const int lane = threadIdx.x % 32;
     constexpr int kColumns = Traits::kHeadDim / 32;
     float acc[kColumns] = {};
 #pragma unroll 1
-    for (int j = 0; j < key_end; ++j, k += t.k_row_stride, v += t.v_row_stride) {
+    for (int j = key_begin; j < key_end; ++j, k += t.k_row_stride, v += t.v_row_stride) {
         float dot = 0;
 #pragma unroll 1
         for (int d = lane; d < p.head_dim; d += 32) {
@@ -351,8 +352,13 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     }
     __syncthreads();
 
-    const auto n_block_end_of = [&](int m_block) {
-        return p.mask.n_block_end(min((m_block + 1) * kBlockM, p.seqlen_q), kBlockN);
+    // Key blocks of a tile: it visits first + n for n = count - 1 ... 0; none if count <= 0.
+    const auto first_block_of = [&](int m_block) {
+        return Traits::kHasLeftBound ? p.mask.n_block_begin(m_block * kBlockM, kBlockN) : 0;
+    };
+    const auto num_blocks_of = [&](int m_block) {
+        return p.mask.n_block_end(min((m_block + 1) * kBlockM, p.seqlen_q), kBlockN) -
+               first_block_of(m_block);
     };
 
     const int warpgroup = cutlass::canonical_warp_group_idx();
@@ -381,20 +387,23 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
         for (int tile = blockIdx.x; tile < p.num_tiles;) {
             const TileCoord coord(p, tile);
             const int head_kv = coord.bidh / p.group_size;
+            const int first_block = first_block_of(coord.m_block);
             const auto load_k = [&](int n_block) {
                 storage.k_empty[k_ring.slot].wait(k_ring.parity ^ 1);
                 load(p.k_map, storage.k_full[k_ring.slot], kReadOften, storage.k[k_ring.slot],
-                     kBlockN, Traits::kHeadDim, n_block * kBlockN, head_kv, coord.bidb);
+                     kBlockN, Traits::kHeadDim, (first_block + n_block) * kBlockN, head_kv,
+                     coord.bidb);
                 k_ring.advance();
             };
             const auto load_v = [&](int n_block) {
                 storage.v_empty[v_ring.slot].wait(v_ring.parity ^ 1);
                 load(p.v_map, storage.v_full[v_ring.slot], kReadOften, storage.v[v_ring.slot],
-                     kBlockN, Traits::kHeadDim, n_block * kBlockN, head_kv, coord.bidb);
+                     kBlockN, Traits::kHeadDim, (first_block + n_block) * kBlockN, head_kv,
+                     coord.bidb);
                 v_ring.advance();
             };
 
-            int n_block = n_block_end_of(coord.m_block) - 1;
+            int n_block = num_blocks_of(coord.m_block) - 1;
             const bool sees_keys = n_block >= 0;
             if (sees_keys) {
                 load_k(n_block);
@@ -463,9 +472,13 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
             const int m_begin = coord.m_block * kBlockM + group * kGroupM;
             const int row = m_begin + thread / 32 * 16 + lane / 4;  // and row + 8
             const int key_end[2] = {p.mask.key_end(row), p.mask.key_end(row + 8)};
-            const int n_block_full = p.mask.n_block_full_end(m_begin, kBlockN);
-            int n_block = n_block_end_of(coord.m_block) - 1;
-            const int keys_loaded = min((n_block + 1) * kBlockN, static_cast<int>(p.mask.seqlen_k));
+            const int first_block = first_block_of(coord.m_block);
+            int n_block = num_blocks_of(coord.m_block) - 1;
+            // Whole for all rows of the group: blocks [full_begin, full_end), from first_block on.
+            const int full_begin =
+                p.mask.n_block_full_begin(min(m_begin + kGroupM, p.seqlen_q), kBlockN) -
+                first_block;
+            const int full_end = p.mask.n_block_full_end(m_begin, kBlockN) - first_block;
 
             OnlineSoftmax softmax(p.softmax_scale_log2);
             float scores_scale[2];
@@ -499,11 +512,20 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
                     CUTE_UNROLL
                     for (int i = 0; i < size(acc_s); ++i) acc_s(i) *= p.logit_factor;
                 }
-                if (n_block >= n_block_full) {
-                    const int first_key = n_block * kBlockN + 2 * (lane % 4);
+                const int first_key = (first_block + n_block) * kBlockN + 2 * (lane % 4);
+                if (n_block >= full_end) {
                     CUTE_UNROLL
                     for (int i = 0; i < size(acc_s); ++i) {
                         if (8 * (i / 4) + i % 2 >= key_end[row_of(i)] - first_key) {
+                            acc_s(i) = -INFINITY;
+                        }
+                    }
+                }
+                if (Traits::kHasLeftBound && n_block < full_begin) {
+                    const int key_begin[2] = {p.mask.key_begin(row), p.mask.key_begin(row + 8)};
+                    CUTE_UNROLL
+                    for (int i = 0; i < size(acc_s); ++i) {
+                        if (8 * (i / 4) + i % 2 < key_begin[row_of(i)] - first_key) {
                             acc_s(i) = -INFINITY;
                         }
                     }
@@ -560,7 +582,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
             for (int r = 0; r < 2; ++r) {
                 const int row_r = row + 8 * r;
                 const float row_sum = quad_sum(softmax.row_sum[r]);
-                const bool sees_a_key = key_end[r] > 0;
+                const int key_begin = Traits::kHasLeftBound ? p.mask.key_begin(row_r) : 0;
+                const bool sees_a_key = key_begin < key_end[r];
                 inverse[r] = inverse_row_sum(row_sum);
                 if (p.t.lse_ptr != nullptr && lane % 4 == 0 && row_r < p.seqlen_q) {
                     p.t.lse_ptr[first_row + row_r] =
@@ -584,8 +607,13 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
                             make_uint4(word[0], word[1], word[2], word[3]);
                     }
                 }
-                redo[r] = zero != 0 && key_end[r] < keys_loaded && row_r < p.seqlen_q &&
-                          sees_a_key && isfinite(inverse[r]);
+                const int loaded_begin = first_block * kBlockN;
+                const int loaded_end = loaded_begin + num_blocks_of(coord.m_block) * kBlockN;
+                const bool hides_keys =
+                    loaded_begin < key_begin ||
+                    key_end[r] < min(loaded_end, static_cast<int>(p.mask.seqlen_k));
+                redo[r] = zero != 0 && hides_keys && row_r < p.seqlen_q && sees_a_key &&
+                          isfinite(inverse[r]);
             }
             // A hidden key has weight 0, but 0 * NaN = NaN: where the tile loaded keys that a row
             // may not see, and O is not finite although the sum of P is, the row is done again.
@@ -599,7 +627,6 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
                         return __shfl_sync(~0u, r == 0 ? x0 : x1, 4 * quad);
                     };
                     redo_row<Traits>(p, coord, row - lane / 4 + quad + 8 * r,
-                                     of_row(key_end[0], key_end[1]),
                                      of_row(softmax.offset(0), softmax.offset(1)),
                                      of_row(inverse[0], inverse[1]));
                 }

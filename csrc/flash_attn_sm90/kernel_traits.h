@@ -21,7 +21,8 @@ struct KernelTraits {
     static constexpr int kGroups = kGroups_;  // consumer warpgroups
     static constexpr int kBlockN = kBlockN_;
     static constexpr bool kTakesTurns = kTakesTurns_;
-    static constexpr int kGroupM = 64;  // the rows of one wgmma
+    static constexpr bool kHasLeftBound = kGroups == 2;  // see groups_for()
+    static constexpr int kGroupM = 64;                   // the rows of one wgmma
     static constexpr int kBlockM = kGroupM * kGroups;
     static constexpr int kThreads = 128 * (1 + kGroups);
 

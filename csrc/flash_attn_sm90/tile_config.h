@@ -34,6 +34,7 @@ inline int groups_for(const Problem& p, int num_sms, int head_dim) {
     const auto rows = [&p](int64_t groups) {
         return groups * 64 * ceil_div<int64_t>(p.seqlen_q, groups * 64);
     };
+    if (p.has_left_bound()) return 2;  // a window's bounds take the registers that three lack
     // Each SM has one tile at most: the shorter ends earlier.
     if (p.batch * p.num_heads * rows(2) <= int64_t{128} * num_sms) return 2;
     bool three = false;

@@ -219,6 +219,7 @@ Arguments parse_arguments(int argc, const char* const* argv) {
     add("--json", "FILE", "Write everything, with every single timing, to FILE");
     add("--csv", "FILE", "Write one line for every row to FILE");
     add_flag("--list", args.list, "List the kernels and leave");
+    add_flag("--support", args.support, "Print what every kernel answers, as Markdown, and leave");
     app.set_version_flag("--version", "fa101 " FA101_VERSION);
 
     try {

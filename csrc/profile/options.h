@@ -30,6 +30,7 @@ struct Sizes {
 struct Arguments {
     std::string text;  // for --help and --version: print this and leave
     bool list = false;
+    bool support = false;
 
     std::string preset;
     std::string sweep;

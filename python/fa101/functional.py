@@ -121,16 +121,15 @@ def flash_attention(
     seqlens_k: (batch,) int32: only the first seqlens_k[b] keys of batch entry b exist. The kernel
         reads it on the device, so nothing waits for it; values outside [0, seqlen_k] count as the
         nearer end. With align="bottom_right" the diagonal ends at the last key that exists.
-    strategy, kernel: "auto", or a name from fa101.kernels(); fa101.explain says what "auto" picks.
+    strategy, kernel: "auto", or a name from fa101.kernels(), which lists the strategies of each;
+        fa101.explain says what "auto" picks.
     return_lse: also return log(sum(exp(logits))) of every query.
     out: an array to write the result into, and to return.
 
-    A query that sees no key, or whose logits are all -inf, gives zeros, and lse -inf. What a query may not see has no effect on
-    its result, even if it is NaN; what it sees propagates.
+    A query that sees no key, or whose logits are all -inf, gives zeros, and lse -inf. What a query
+    may not see has no effect on its result, even if it is NaN; what it sees propagates.
     """
-    options = _options(
-        causal, window, align, softmax_scale, softcap, layout, strategy, kernel
-    )
+    options = _options(causal, window, align, softmax_scale, softcap, layout, strategy, kernel)
     _require_type("return_lse", return_lse, bool, "True or False")
     extras = {"bias": bias, "mask": mask, "seqlens_k": seqlens_k}
     framework = _common_framework(q=q, k=k, v=v, out=out, **extras)
@@ -163,9 +162,7 @@ def plan(
     kernel: str = "auto",
 ) -> _fa101.Plan:
     """How flash_attention would run with these arguments: kernel, tile, workspace, and why."""
-    options = _options(
-        causal, window, align, softmax_scale, softcap, layout, strategy, kernel
-    )
+    options = _options(causal, window, align, softmax_scale, softcap, layout, strategy, kernel)
     extras = {"bias": bias, "mask": mask, "seqlens_k": seqlens_k}
     framework = _common_framework(q=q, k=k, v=v, **extras)
     q, k, v = framework.inputs(q, k, v)
@@ -173,7 +170,7 @@ def plan(
     return _fa101.explain(
         *arrays,
         None,
-        *_optional(framework, extras),
+        **_arguments(framework, extras),
         **options,
         num_threads=framework.num_threads(),
     )
@@ -204,7 +201,7 @@ def _forward(
         argument(v),
         argument(out),
         None if lse is None else argument(lse),
-        *_optional(framework, extras),
+        **_arguments(framework, extras),
         **options,
         stream=framework.stream(q),
         allocate=framework.allocator(q),
@@ -212,11 +209,13 @@ def _forward(
     )
 
 
-def _optional(framework: Framework, extras: Mapping[str, Any]) -> list[Any]:
-    return [
-        None if x is None else framework.argument(framework.extra(name, x))
+def _arguments(framework: Framework, extras: Mapping[str, Any]) -> dict[str, Any]:
+    """What the binding gets for those of the optional arrays that are there."""
+    return {
+        name: framework.argument(framework.extra(name, x))
         for name, x in extras.items()
-    ]
+        if x is not None
+    }
 
 
 def _options(

@@ -26,6 +26,7 @@
 #include <deque>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -152,17 +153,42 @@ const DeviceInfo& gpu() {
     return info;
 }
 
-std::vector<std::string> cuda_kernels() {
-    std::vector<std::string> names;
-    for (const KernelInfo& kernel : kernels()) {
-        if (kernel.device == DeviceType::kCuda) names.push_back(kernel.name);
+// A kernel by one of its strategies.
+struct Variant {
+    std::string kernel;
+    Strategy strategy;
+
+    std::string name() const { return kernel + " by " + name_of(strategy); }
+    // Tests speak of small head_dims; split_d takes what is 256 wider.
+    int64_t head_dim(int64_t usual) const {
+        return strategy == Strategy::kSplitD ? usual + 256 : usual;
     }
-    return names;
+    Plan plan(const Problem& problem) const {
+        return fa101::plan(problem, gpu(), kernel, name_of(strategy));
+    }
+    bool fits(const Problem& problem) const {
+        try {
+            plan(problem);
+            return true;
+        } catch (const InvalidArgument&) {
+            return false;
+        }
+    }
+};
+
+std::vector<Variant> cuda_kernels() {
+    std::vector<Variant> variants;
+    for (const KernelInfo& kernel : kernels()) {
+        if (kernel.device != DeviceType::kCuda) continue;
+        for (Strategy strategy : kernel.strategies) variants.push_back({kernel.name, strategy});
+    }
+    return variants;
 }
 
 // Inputs and output of one call; o is only its shape and place.
 struct Arrays {
     HostTensor q, k, v, o;
+    std::optional<HostTensor> bias = {}, mask = {}, seqlens_k = {};
 };
 
 struct Sizes {
@@ -186,6 +212,12 @@ std::string describe(const Problem& p, const Options& options) {
     if (options.causal) {
         text += options.align == Align::kTopLeft ? " causal top left" : " causal bottom right";
     }
+    if (p.has_left_bound()) text += " from i + " + std::to_string(p.mask_left);
+    if (p.has_right_bound()) text += " to i + " + std::to_string(p.mask_right);
+    if (p.softcap > 0) text += " softcap";
+    if (p.has_bias) text += std::string(" ") + name_of(p.dtype_bias) + " bias";
+    if (p.has_mask) text += " mask";
+    if (p.has_seqlens_k) text += " seqlens_k";
     return text + " scale " + std::to_string(p.softmax_scale) +
            (p.aligned16 ? " aligned" : " unaligned");
 }
@@ -200,11 +232,10 @@ struct Result {
 };
 
 // One kernel on device arrays: poisons the outputs, runs, downloads.
-Result run_kernel(const std::string& kernel, const Params& params, const Mirror& o,
-                  const Mirror* lse) {
+Result run_kernel(const Variant& kernel, const Params& params, const Mirror& o, const Mirror* lse) {
     o.host.poison(), o.upload();
     if (lse != nullptr) lse->host.poison(), lse->upload();
-    const Plan chosen = plan(params.problem, gpu(), kernel);
+    const Plan chosen = kernel.plan(params.problem);
     const size_t mark = arena.mark();
     void* workspace = nullptr;
     if (chosen.workspace_bytes > 0) {
@@ -214,13 +245,13 @@ Result run_kernel(const std::string& kernel, const Params& params, const Mirror&
     run(chosen, params.problem, params.tensors, workspace, nullptr);
     cuda(cudaDeviceSynchronize());
     o.download();
-    CHECK_MESSAGE(arena.is_intact(), kernel, " wrote past the end of an array");
-    CHECK_MESSAGE(o.host.padding_is_intact(), kernel, " wrote outside of out");
+    CHECK_MESSAGE(arena.is_intact(), kernel.name(), " wrote past the end of an array");
+    CHECK_MESSAGE(o.host.padding_is_intact(), kernel.name(), " wrote outside of out");
     Result result;
     result.o.assign(o.host.storage(), o.host.storage() + o.host.storage_bytes());
     if (lse != nullptr) {
         lse->download();
-        CHECK_MESSAGE(lse->host.padding_is_intact(), kernel, " wrote outside of lse");
+        CHECK_MESSAGE(lse->host.padding_is_intact(), kernel.name(), " wrote outside of lse");
         const float* values = static_cast<const float*>(lse->host.data());
         result.lse.assign(values, values + lse->host.numel());
     }
@@ -230,8 +261,17 @@ Result run_kernel(const std::string& kernel, const Params& params, const Mirror&
 
 // Runs every kernel that supports the call, `repeats` times, and compares with the oracle. The
 // tolerances are for logits around 1; an error of float32 in a larger one is that much larger.
-void check(Arrays a, const Options& options = {}, int repeats = 1, double largest_logit = 1) {
+void check(Arrays a, Options options = {}, int repeats = 1, double largest_logit = 1) {
     const size_t mark = arena.mark();
+    TensorView extras[3];
+    const auto give = [&](std::optional<HostTensor>& tensor, TensorView& view) {
+        if (!tensor) return static_cast<const TensorView*>(nullptr);
+        view = Mirror(*tensor).view();
+        return static_cast<const TensorView*>(&view);
+    };
+    options.bias = give(a.bias, extras[0]);
+    options.mask = give(a.mask, extras[1]);
+    options.seqlens_k = give(a.seqlens_k, extras[2]);
     const std::vector<int64_t>& shape = a.q.shape();
     const bool bhsd = options.layout == Layout::kBHSD;
     HostTensor lse(DType::kFloat32, {shape[0], shape[bhsd ? 1 : 2], shape[bhsd ? 2 : 1]});
@@ -244,6 +284,9 @@ void check(Arrays a, const Options& options = {}, int repeats = 1, double larges
 
     Tensors host = params.tensors;
     host.q_ptr = a.q.data(), host.k_ptr = a.k.data(), host.v_ptr = a.v.data();
+    if (a.bias) host.bias_ptr = a.bias->data();
+    if (a.mask) host.mask_ptr = static_cast<const uint8_t*>(a.mask->data());
+    if (a.seqlens_k) host.seqlens_k_ptr = static_cast<const int32_t*>(a.seqlens_k->data());
     const int64_t rows = p.batch * p.num_heads * p.seqlen_q;
     std::vector<double> o_expected(rows * p.head_dim_v), lse_expected(rows);
     testing::reference_attention(p, host, o_expected.data(), lse_expected.data(),
@@ -255,21 +298,21 @@ void check(Arrays a, const Options& options = {}, int repeats = 1, double larges
     const testing::Shape4 lse_shape = {p.batch, p.num_heads, p.seqlen_q, 1};
     const testing::Shape4 lse_strides = {p.num_heads * p.seqlen_q, p.seqlen_q, 1, 1};
     int num_kernels = 0;
-    for (const std::string& kernel : cuda_kernels()) {
-        if (!supports(kernel, p, gpu()).empty()) continue;
+    for (const Variant& kernel : cuda_kernels()) {
+        if (!kernel.fits(p)) continue;
         ++num_kernels;
         const Result first = run_kernel(kernel, params, o, &lse_mirror);
         const Comparison in_o =
             testing::compare(a.o.data(), p.dtype_o, o_shape, o_strides, o_expected.data());
         CHECK_MESSAGE(in_o.passed(largest_logit * testing::output_tolerance(p, in_o.max_expected)),
-                      kernel, " ", what, ": out: ", in_o.describe());
+                      kernel.name(), " ", what, ": out: ", in_o.describe());
         const Comparison in_lse = testing::compare(lse.data(), DType::kFloat32, lse_shape,
                                                    lse_strides, lse_expected.data());
-        CHECK_MESSAGE(in_lse.passed(testing::lse_tolerance(p, in_lse.max_expected)), kernel, " ",
-                      what, ": lse: ", in_lse.describe());
+        CHECK_MESSAGE(in_lse.passed(testing::lse_tolerance(p, in_lse.max_expected)), kernel.name(),
+                      " ", what, ": lse: ", in_lse.describe());
         for (int i = 1; i < repeats; ++i) {
-            CHECK_MESSAGE(run_kernel(kernel, params, o, &lse_mirror) == first, kernel, " ", what,
-                          ": run ", i, " gave other bits");
+            CHECK_MESSAGE(run_kernel(kernel, params, o, &lse_mirror) == first, kernel.name(), " ",
+                          what, ": run ", i, " gave other bits");
         }
     }
     CHECK_MESSAGE(num_kernels > 0, "no kernel takes ", what);
@@ -505,13 +548,46 @@ TEST_CASE("without an lse the output is the same") {
         const TensorView lse_view = lse_mirror.view();
         const Params with = make_params(q.view(), k.view(), v.view(), o.view(), &lse_view, {});
         const Params without = make_params(q.view(), k.view(), v.view(), o.view(), nullptr, {});
-        for (const std::string& kernel : cuda_kernels()) {
-            if (!supports(kernel, with.problem, gpu()).empty()) continue;
+        for (const Variant& kernel : cuda_kernels()) {
+            if (!kernel.fits(with.problem)) continue;
             CHECK_MESSAGE(run_kernel(kernel, with, o, &lse_mirror).o ==
                               run_kernel(kernel, without, o, nullptr).o,
-                          kernel);
+                          kernel.name());
         }
         arena.release(mark);
+    }
+}
+
+TEST_CASE("window, softcap, bias, mask and lengths, alone and together") {
+    // Bit 0: window, 1: softcap, 2: bias, 3: mask, 4: seqlens_k.
+    for (int which = 1; which < 32; ++which) {
+        for (DType dtype : kDTypes) {
+            for (int64_t dim : {64, 40, 320}) {
+                const Sizes sizes{3, 4, 2, which % 2 == 0 ? 3 : 70, 150, dim, dim};
+                Arrays a = dense(dtype, sizes, static_cast<uint64_t>(which));
+                Options options = which % 3 == 0 ? kBottomRight : kNoMask;
+                if (which & 1) options.window_left = 40, options.window_right = 20;
+                if (which & 2) options.softcap = 1.5f;
+                const std::vector<int64_t> shape = {3, 1, sizes.seqlen_q, sizes.seqlen_k};
+                if (which & 4) {
+                    a.bias.emplace(which & 1 ? DType::kFloat32 : dtype, shape);
+                    a.bias->fill_normal(7);
+                }
+                if (which & 8) {
+                    a.mask.emplace(DType::kBool, shape);
+                    auto* const mask = static_cast<uint8_t*>(a.mask->data());
+                    for (int64_t i = 0; i < a.mask->numel(); ++i) {
+                        mask[i] = i / sizes.seqlen_k % 7 != 2 && i % 5 != 0;
+                    }
+                }
+                if (which & 16) {
+                    a.seqlens_k.emplace(DType::kInt32, std::vector<int64_t>{3});
+                    auto* const lengths = static_cast<int32_t*>(a.seqlens_k->data());
+                    lengths[0] = 97, lengths[1] = 0, lengths[2] = 150;
+                }
+                check(std::move(a), options, 2);
+            }
+        }
     }
 }
 
@@ -562,10 +638,11 @@ TEST_CASE("strides beyond 2^31") {  // FA-007, FA-026
     host.q_batch_stride = host.k_batch_stride = host.v_batch_stride = size;
     std::vector<double> expected(2 * size);
     testing::reference_attention(params.problem, host, expected.data(), nullptr, 1);
-    for (const std::string& kernel : cuda_kernels()) {
+    for (const Variant& kernel : cuda_kernels()) {
+        if (!kernel.fits(params.problem)) continue;
         a.o.poison();
         copy(o, a.o, true);
-        const Plan chosen = plan(params.problem, gpu(), kernel);
+        const Plan chosen = kernel.plan(params.problem);
         const size_t mark = arena.mark();
         run(chosen, params.problem, params.tensors,
             arena.take(static_cast<size_t>(chosen.workspace_bytes)), nullptr);
@@ -575,7 +652,7 @@ TEST_CASE("strides beyond 2^31") {  // FA-007, FA-026
         const Comparison in_o = testing::compare(a.o.data(), DType::kFloat16, {2, 1, rows, dim},
                                                  {size, size, dim, 1}, expected.data());
         CHECK_MESSAGE(in_o.passed(testing::output_tolerance(params.problem, in_o.max_expected)),
-                      kernel, ": ", in_o.describe());
+                      kernel.name(), ": ", in_o.describe());
     }
     cuda(cudaFree(inputs));
     cuda(cudaFree(output));
@@ -602,12 +679,13 @@ struct Prepared {
 TEST_CASE("the stream given is the stream used, and nobody waits") {  // FA-006
     cudaStream_t stream = nullptr;
     cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    for (const std::string& kernel : cuda_kernels()) {
+    for (const Variant& kernel : cuda_kernels()) {
         const size_t mark = arena.mark();
-        Prepared work(DType::kFloat16, {1, 2, 2, 200, 200, 64, 64}, kTopLeft);
-        watchdog.begin("stream test of " + kernel);
+        Prepared work(DType::kFloat16,
+                      {1, 2, 2, 200, 200, kernel.head_dim(64), kernel.head_dim(64)}, kTopLeft);
+        watchdog.begin("stream test of " + kernel.name());
         const Result expected = run_kernel(kernel, work.params, work.o, nullptr);
-        const Plan chosen = plan(work.params.problem, gpu(), kernel);
+        const Plan chosen = kernel.plan(work.params.problem);
         void* const workspace = arena.take(static_cast<size_t>(chosen.workspace_bytes));
         work.a.o.poison(), work.o.upload();
         cuda(cudaMemset(work.k.storage, 0xff, work.a.k.storage_bytes()));
@@ -629,7 +707,7 @@ TEST_CASE("the stream given is the stream used, and nobody waits") {  // FA-006
         CHECK(slept);
         work.o.download();
         CHECK_MESSAGE(std::memcmp(work.a.o.storage(), expected.o.data(), expected.o.size()) == 0,
-                      kernel);
+                      kernel.name());
 
         // And with nothing to copy the call comes back while the stream still sleeps.
         slept = false;
@@ -641,7 +719,7 @@ TEST_CASE("the stream given is the stream used, and nobody waits") {  // FA-006
             },
             &slept));
         run(chosen, work.params.problem, work.params.tensors, workspace, stream);
-        CHECK_MESSAGE(!slept, kernel, " waited for the stream");
+        CHECK_MESSAGE(!slept, kernel.name(), " waited for the stream");
         cuda(cudaStreamSynchronize(stream));
         arena.release(mark);
     }
@@ -651,11 +729,13 @@ TEST_CASE("the stream given is the stream used, and nobody waits") {  // FA-006
 TEST_CASE("a captured graph follows new inputs") {  // FA-028
     cudaStream_t stream = nullptr;
     cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    for (const std::string& kernel : cuda_kernels()) {
+    for (const Variant& kernel : cuda_kernels()) {
         const size_t mark = arena.mark();
-        Prepared work(DType::kFloat16, {1, 2, 2, 130, 200, 128, 128}, kBottomRight);
-        watchdog.begin("graph test of " + kernel);
-        const Plan chosen = plan(work.params.problem, gpu(), kernel);
+        Prepared work(DType::kFloat16,
+                      {1, 2, 2, 130, 200, kernel.head_dim(128), kernel.head_dim(128)},
+                      kBottomRight);
+        watchdog.begin("graph test of " + kernel.name());
+        const Plan chosen = kernel.plan(work.params.problem);
         void* const workspace = arena.take(static_cast<size_t>(chosen.workspace_bytes));
         cudaGraph_t graph = nullptr;
         cudaGraphExec_t executable = nullptr;
@@ -673,7 +753,8 @@ TEST_CASE("a captured graph follows new inputs") {  // FA-028
             cuda(cudaStreamSynchronize(stream));
             work.o.download();
             CHECK_MESSAGE(
-                std::memcmp(work.a.o.storage(), expected.o.data(), expected.o.size()) == 0, kernel);
+                std::memcmp(work.a.o.storage(), expected.o.data(), expected.o.size()) == 0,
+                kernel.name());
         }
         cuda(cudaGraphExecDestroy(executable));
         cuda(cudaGraphDestroy(graph));
@@ -686,9 +767,11 @@ TEST_CASE("threads with kernels of different sizes at once") {  // FA-043, FA-04
     const size_t mark = arena.mark();
     watchdog.begin("thread test");
     struct Job {
-        Job(const std::string& kernel, int64_t head_dim)
-            : work(DType::kFloat16, {1, 2, 2, 150, 150, head_dim, head_dim}, kTopLeft),
-              chosen(plan(work.params.problem, gpu(), kernel)),
+        Job(const Variant& kernel, int64_t head_dim)
+            : work(DType::kFloat16,
+                   {1, 2, 2, 150, 150, kernel.head_dim(head_dim), kernel.head_dim(head_dim)},
+                   kTopLeft),
+              chosen(kernel.plan(work.params.problem)),
               workspace(arena.take(static_cast<size_t>(chosen.workspace_bytes))),
               expected(run_kernel(kernel, work.params, work.o, nullptr)) {
             cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -700,7 +783,7 @@ TEST_CASE("threads with kernels of different sizes at once") {  // FA-043, FA-04
         cudaStream_t stream = nullptr;
     };
     std::deque<Job> jobs;
-    for (const std::string& kernel : cuda_kernels()) {
+    for (const Variant& kernel : cuda_kernels()) {
         for (int64_t head_dim : {64, 256}) jobs.emplace_back(kernel, head_dim);
     }
     std::atomic<int> errors{0};

@@ -76,23 +76,28 @@ TEST_CASE("auto takes the highest rung that fits") {
         CHECK(picked(problem(cuda, DType::kBFloat16, 128), device) == tensor_cores);
         CHECK(picked(problem(cuda, DType::kFloat16, 40), device) == tensor_cores);
         CHECK(picked(problem(cuda, DType::kFloat16, 192), device) == tensor_cores);
-        CHECK(picked(problem(cuda, DType::kFloat16, 33), device) == "fa2");
-        CHECK(picked(problem(cuda, DType::kFloat32, 64), device) == "fa2");
+        CHECK(picked(problem(cuda, DType::kFloat16, 512), device) == tensor_cores);
+        Problem odd = problem(cuda, DType::kFloat16, 33);
+        odd.aligned16 = odd.tma = false;
+        CHECK(picked(odd, device) == "fa2_cute");
+        CHECK(picked(problem(cuda, DType::kFloat32, 64), device) == "fa2_cute");
         CHECK(picked(problem(cuda, DType::kFloat32, 512), device) == "naive");
     }
-    CHECK(picked(problem(cuda, DType::kFloat16, 64), kT4) == "fa2");
+    CHECK(picked(problem(cuda, DType::kFloat16, 64), kT4) == "fa2_cute");
+    CHECK(picked(problem(cuda, DType::kBFloat16, 64), kT4) == "fa2");
+    CHECK(picked(problem(cuda, DType::kFloat32, 64), kT4) == "fa2");
     CHECK(picked(problem(DeviceType::kCpu, DType::kFloat32, 64), laptop()) == "cpu_fa2");
     CHECK(picked(problem(DeviceType::kCpu, DType::kBFloat16, 1000), laptop()) == "cpu_fa2");
 }
 
-TEST_CASE("auto on CUDA cores: naive where few queries leave fa2 without parallelism") {
+TEST_CASE("auto in float32: naive where few queries leave the rest without parallelism") {
     Problem decode = problem(DeviceType::kCuda, DType::kFloat32, 128, 8192);
     decode.batch = 1;
     decode.seqlen_q = 1;
     CHECK(picked(decode, kH200) == "naive");
     CHECK(contains(plan(decode, kH200).reason, "too few queries"));
     decode.batch = 64;
-    CHECK(picked(decode, kH200) == "fa2");
+    CHECK(picked(decode, kH200) == "fa2_cute");
     decode.dtype_q = decode.dtype_kv = decode.dtype_o = DType::kFloat16;
     decode.batch = 1;
     CHECK(picked(decode, kA100) == "fa2_cute");
@@ -164,10 +169,10 @@ TEST_CASE("a kernel asked for by name runs or says what would") {
         CHECK(std::string(plan(p, kH200, kernel).kernel) == kernel);
         CHECK(plan(p, kH200, kernel).reason == "asked for by name");
     }
-    const std::string unfit = message<InvalidArgument>([&] { plan(p, kH200, "fa2_cute"); });
-    CHECK(contains(unfit, "kernel 'fa2_cute' does not fit"));
+    const std::string unfit = message<InvalidArgument>([&] { plan(p, kH200, "sm90"); });
+    CHECK(contains(unfit, "kernel 'sm90' does not fit"));
     CHECK(contains(unfit, "float32"));
-    CHECK(contains(unfit, "these fit: 'naive', 'fa1', 'fa2'"));
+    CHECK(contains(unfit, "these fit: 'naive', 'fa1', 'fa2', 'fa2_cute'"));
     const std::string unknown = message<InvalidArgument>([&] { plan(p, kH200, "flash9"); });
     CHECK(contains(unknown, "kernel 'flash9' is unknown"));
     CHECK(contains(unknown, "'naive', 'fa1', 'fa2'"));
@@ -189,12 +194,33 @@ TEST_CASE("a strategy that cannot serve says which can") {
                    "'split_d'; these fit: 'naive'"));
 }
 
+TEST_CASE("auto splits the keys where queries are few, head_dim where it is over 256") {
+    Problem p = problem(DeviceType::kCuda, DType::kFloat16, 128, 8192);
+    CHECK(plan(p, kH200).strategy == Strategy::kSplitQ);
+    p.batch = 1, p.seqlen_q = 1;
+    const Plan decode = plan(p, kH200);
+    CHECK(std::string(decode.kernel) == "fa2_cute");
+    CHECK(decode.strategy == Strategy::kSplitKV);
+    CHECK(decode.num_splits > 1);
+    CHECK(contains(decode.reason, "too few query tiles"));
+    CHECK(plan(p, kH200, "sm90").strategy == Strategy::kSplitQ);
+    p.num_heads = 64;  // a whole group shares a tile
+    p.seqlen_q = 8;
+    CHECK(plan(p, kH200).strategy == Strategy::kSplitKV);
+    p.seqlen_q = 1024;
+    CHECK(plan(p, kH200).strategy == Strategy::kSplitQ);
+    for (int64_t head_dim : {257, 320, 512, 1000}) {
+        const Problem wide = problem(DeviceType::kCuda, DType::kBFloat16, head_dim);
+        CHECK(plan(wide, kA100).strategy == Strategy::kSplitD);
+        CHECK(contains(message<InvalidArgument>([&] { plan(wide, kA100, "fa2_cute", "split_q"); }),
+                       "head_dim is " + std::to_string(head_dim)));
+    }
+}
+
 TEST_CASE("window, softcap, bias, mask and seqlens_k: kernels without them say so") {
     const auto changes = {
-        +[](Problem& p) { p.mask_left = -5; },
-        +[](Problem& p) { p.softcap = 30; },
-        +[](Problem& p) { p.has_bias = true; },
-        +[](Problem& p) { p.has_mask = true; },
+        +[](Problem& p) { p.mask_left = -5; },       +[](Problem& p) { p.softcap = 30; },
+        +[](Problem& p) { p.has_bias = true; },      +[](Problem& p) { p.has_mask = true; },
         +[](Problem& p) { p.has_seqlens_k = true; },
     };
     for (const auto& change : changes) {

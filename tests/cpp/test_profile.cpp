@@ -1,13 +1,17 @@
 // The profiler's parts: options, statistics, checks and exit codes.
 #include <fa101/plan.h>
 
+#include "common/built_head_dims.h"
 #include "profile/backend.h"
 #include "profile/measure.h"
 #include "profile/options.h"
+#include "profile/support.h"
 
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <fstream>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -15,6 +19,7 @@ namespace {
 
 using namespace fa101::profile;
 using fa101::DType;
+using fa101::is_compiled;
 
 Arguments parse(std::vector<const char*> options) {
     options.insert(options.begin(), "profile-attention");
@@ -178,4 +183,17 @@ TEST_CASE("what does not fit into memory is refused before it is tried") {
     CHECK_THROWS_AS(cpu->allocate(int64_t{1} << 60, "everything"), OutOfMemory);
     CHECK(describe_bytes(68719476736.0) == "68.7 GB");
     CHECK(describe_bytes(12) == "12 bytes");
+}
+
+TEST_CASE("docs/support.md says what the planner says") {
+    if (!is_compiled(96) || !is_compiled(256)) {
+        MESSAGE("not tested: FA101_HEAD_DIMS leaves tiles out");
+        return;
+    }
+    std::ifstream file(FA101_SUPPORT_PAGE);
+    std::stringstream page;
+    page << file.rdbuf();
+    const std::string tables = "<!-- support -->\n" + support_tables() + "<!-- /support -->";
+    CHECK_MESSAGE(page.str().find(tables) != std::string::npos,
+                  "paste what profile-attention --support prints");
 }

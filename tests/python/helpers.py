@@ -17,33 +17,63 @@ HALF = {torch.float16, torch.bfloat16}
 TENSOR_CORES = {"fa2_cute", "sm90"}
 
 
-def kernel_params(device=None):
-    """Every kernel (of a device), the GPU's marked."""
+def variants(device=None):
+    """Every kernel by each of its strategies: "fa2_cute" (split_q), "fa2_cute:split_kv", ..."""
     return [
-        pytest.param(k["name"], marks=pytest.mark.gpu if k["device"] == "cuda" else ())
+        k["name"] if strategy == "split_q" else f"{k['name']}:{strategy}"
         for k in fa101.kernels()
         if device in (None, k["device"])
+        for strategy in k["strategies"]
     ]
 
 
-def device_of(kernel):
-    return next(k["device"] for k in fa101.kernels() if k["name"] == kernel)
+def on(variant):
+    """The options of a call that runs it."""
+    kernel, _, strategy = variant.partition(":")
+    return {"kernel": kernel, "strategy": strategy or ("auto" if kernel == "auto" else "split_q")}
+
+
+def kernel_params(device=None):
+    """Every variant (of a device), the GPU's marked."""
+    return [
+        pytest.param(v, marks=pytest.mark.gpu if device_of(v) == "cuda" else ())
+        for v in variants(device)
+    ]
+
+
+def device_of(variant):
+    return next(k["device"] for k in fa101.kernels() if k["name"] == on(variant)["kernel"])
 
 
 def kernels_on(device):
-    return [k["name"] for k in fa101.kernels() if k["device"] == device]
+    return variants(device)
 
 
-def dtype_of(kernel):
-    return torch.float16 if kernel in TENSOR_CORES else torch.float32
+def dtype_of(variant):
+    return torch.float16 if on(variant)["kernel"] in TENSOR_CORES else torch.float32
 
 
-def answers(kernel, dtype, head_dim):
-    """What the support table of the README promises."""
+def wider(variant, head_dim):
+    """Tests speak of small head_dims; split_d takes what is 256 wider."""
+    return head_dim + 256 if variant.endswith(":split_d") else head_dim
+
+
+def answers(variant, dtype, head_dim):
+    """What docs/support.md promises for wider(variant, head_dim)."""
+    kernel = on(variant)["kernel"]
+    head_dim = wider(variant, head_dim)
     if kernel in TENSOR_CORES:
-        return dtype in HALF and head_dim % 8 == 0 and head_dim <= 256
+        if dtype not in HALF:
+            return variant == "fa2_cute" and head_dim <= 256
+        limit = 1024 if ":split_d" in variant else 256
+        return head_dim <= limit and (kernel != "sm90" or head_dim % 8 == 0)
     limits = {"naive": 1024, "fa1": 256, "fa2": 256}  # the CPU kernels have none
     return head_dim <= limits.get(kernel, head_dim)
+
+
+def has_extras(variant):
+    """Whether it takes window, softcap, bias, mask and seqlens_k."""
+    return on(variant)["kernel"] not in ("fa1", "fa2", "sm90")
 
 
 def qkv(
@@ -61,7 +91,7 @@ def qkv(
     layout="bhsd",
     seed=0,
 ):
-    """Normal (not all positive) q, k and v, where and as `kernel` takes them.
+    """Normal (not all positive) q, k and v, where and as `kernel`, a variant, takes them.
 
     k and v default to the shape of q, dtype to float32 where the kernel has it.
     """
@@ -73,6 +103,7 @@ def qkv(
     heads_kv = heads if heads_kv is None else heads_kv
     seqlen_k = seqlen_q if seqlen_k is None else seqlen_k
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
+    head_dim, head_dim_v = wider(kernel, head_dim), wider(kernel, head_dim_v)
 
     def make(h, s, d):
         shape = (batch, h, s, d) if layout == "bhsd" else (batch, s, h, d)
@@ -107,11 +138,12 @@ def attend(q, k, v, **options):
 
     Skips what the README's table leaves to other kernels: strides that TMA cannot address.
     """
+    variant = options.pop("kernel", "auto")
     with poisoned_memory():
         try:
-            return fa101.flash_attention(q, k, v, return_lse=True, **options)
+            return fa101.flash_attention(q, k, v, return_lse=True, **on(variant), **options)
         except ValueError as error:
-            if options.get("kernel") == "sm90" and re.search("TMA|16 bytes", str(error)):
+            if variant.startswith("sm90") and re.search("TMA|16 bytes", str(error)):
                 pytest.skip(str(error))
             raise
 

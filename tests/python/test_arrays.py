@@ -11,7 +11,7 @@ import torch
 import fa101
 from fa101 import _fa101
 from fa101.testing import assert_attention, to_float64
-from helpers import qkv, run_python
+from helpers import on, qkv, run_python
 
 FORWARD = {
     "causal": False,
@@ -499,7 +499,7 @@ def test_workspace_comes_from_the_caller():
     q, k, v = qkv(1, 2, 33, 33, 16, dtype=torch.float16)
     for kernel in [k["name"] for k in fa101.kernels() if k["device"] == "cpu"]:
         asked.clear()
-        needed = fa101.plan(q, k, v, kernel=kernel).workspace_bytes
+        needed = fa101.plan(q, k, v, **on(kernel)).workspace_bytes
         out = torch.full_like(q, torch.nan)
         options = {**FORWARD, "kernel": kernel, "allocate": allocate}
         _fa101.forward(q, k, v, out, None, **options)

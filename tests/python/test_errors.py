@@ -20,9 +20,9 @@ from helpers import DEVICES, qkv
         ("causal", 1, TypeError, "causal is 1"),
         ("return_lse", 1, TypeError, "return_lse is 1"),
         ("strategy", 3, TypeError, "strategy is 3; it must be a string"),
-        ("strategy", "nope", ValueError, "strategy 'nope' is unknown.*'auto' or 'split_q'"),
-        ("strategy", "split_kv", ValueError, "'split_kv' has no kernel in this version"),
-        ("strategy", "split_d", ValueError, "'split_d' has no kernel in this version"),
+        ("strategy", "nope", ValueError, "strategy 'nope' is unknown.*'split_kv' or 'split_d'"),
+        ("strategy", "split_kv", ValueError, "'split_kv' does not fit.*these fit: 'cpu_naive'"),
+        ("strategy", "split_d", ValueError, "'split_d' does not fit.*these fit: 'cpu_naive'"),
         ("kernel", None, TypeError, "kernel is None"),
         ("kernel", "nope", ValueError, "kernel 'nope' is unknown.*'cpu_naive'"),
         ("align", 0, TypeError, "align is 0"),
@@ -34,6 +34,14 @@ from helpers import DEVICES, qkv
         ("softmax_scale", 1j, TypeError, "softmax_scale is 1j"),
         ("softmax_scale", float("nan"), ValueError, "softmax_scale is nan; it must be finite"),
         ("softmax_scale", 1e300, ValueError, "softmax_scale is inf; it must be finite"),
+        ("softcap", None, TypeError, "softcap is None; it must be a number"),
+        ("softcap", -1.0, ValueError, "softcap is -1.*; it must be finite and at least 0"),
+        ("softcap", float("inf"), ValueError, "softcap is inf"),
+        ("window", 4, TypeError, r"window is 4; it must be a pair \(left, right\)"),
+        ("window", (4,), ValueError, r"window is \(4,\); it must be a pair"),
+        ("window", (1.5, 0), TypeError, r"window is \(1.5, 0\)"),
+        ("window", (True, 0), TypeError, r"window is \(True, 0\)"),
+        ("window", (-1, -3), ValueError, r"window is \(-1, -3\); its sides must be at least 0"),
     ],
 )
 def test_options(option, value, error, words):
@@ -46,11 +54,53 @@ def test_options(option, value, error, words):
             fa101.plan(q, k, v, **{option: value})
 
 
+def optional_arrays():
+    """Name, array and what is wrong with it, for q of (2, 4, 3, 8) and k of (2, 2, 5, 8)."""
+    full = torch.zeros(2, 4, 3, 5)
+    true = torch.ones(2, 4, 3, 5, dtype=torch.bool)
+    lengths = torch.tensor([5, 3], dtype=torch.int32)
+    return [
+        ("bias", full[:, :2], ValueError, r"bias has shape \(2, 2, 3, 5\); .* = \(2, 4, 3, 5\)"),
+        ("bias", full[0, 0, 0], ValueError, r"bias has shape \(5,\); it must have 2 to 4 axes"),
+        ("bias", full[None], ValueError, "bias has shape .*2 to 4 axes"),
+        ("bias", full.half(), TypeError, "bias has dtype float16; it must be float32 or the dtype"),
+        ("bias", full.double(), TypeError, "bias has dtype float64"),
+        ("bias", true, TypeError, "bias has dtype bool"),
+        ("bias", full.numpy(), TypeError, "bias is a numpy.ndarray but q is a torch.Tensor"),
+        ("bias", full.clone().requires_grad_(), RuntimeError, "bias requires grad"),
+        ("bias", 1.0, TypeError, "bias is a builtins.float"),
+        ("mask", full, TypeError, "mask has dtype float32; it must be bool.*is a bias"),
+        ("mask", true.to(torch.uint8), TypeError, "mask has dtype uint8; it must be bool"),
+        ("mask", true[..., :4], ValueError, r"mask has shape \(2, 4, 3, 4\)"),
+        ("seqlens_k", lengths.long(), TypeError, "seqlens_k has dtype int64; it must be int32"),
+        ("seqlens_k", lengths[:1], ValueError, r"seqlens_k has shape \(1,\); .* \(2,\)"),
+        ("seqlens_k", lengths[None], ValueError, r"seqlens_k has shape \(1, 2\)"),
+        ("seqlens_k", [5, 3], TypeError, "seqlens_k is a builtins.list"),
+    ]
+
+
+@pytest.mark.parametrize(("name", "array", "error", "words"), optional_arrays())
+def test_optional_arrays(name, array, error, words):
+    """What is wrong with bias, mask and seqlens_k is named, by plan() too."""
+    q, k, v = qkv(2, 4, 3, 5, 8, heads_kv=2)
+    for call in (fa101.flash_attention, fa101.plan):
+        with pytest.raises(error, match=words):
+            call(q, k, v, **{name: array})
+
+
+def test_out_overlaps_optional_arrays():
+    q, k, v = qkv(1, 1, 4, 8, 8)
+    out = torch.empty_like(q)
+    for bias in (out[..., :4].expand(1, 1, 4, 4), out[0, 0, :, :1]):
+        with pytest.raises(ValueError, match="out overlaps bias in memory"):
+            fa101.flash_attention(q, k[:, :, :4], v[:, :, :4], bias=bias, out=out)
+
+
 @pytest.mark.parametrize(
     "option",
     [
-        *("dropout_p", "softcap", "window", "window_size", "alibi_slopes", "block_table"),
-        *("return_attn_probs", "bias", "mask", "seqlens_k", "is_causal", "casual"),
+        *("dropout_p", "window_size", "alibi_slopes", "block_table", "return_attn_probs"),
+        *("attn_mask", "cache_seqlens", "is_causal", "casual"),
     ],
 )
 def test_absent_options(option):

@@ -6,7 +6,7 @@ import torch
 
 import fa101
 from fa101.testing import assert_attention
-from helpers import attend, kernel_params, qkv
+from helpers import attend, kernel_params, on, qkv, wider
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
@@ -34,8 +34,8 @@ def test_huge_strides_cpu(kernel, axis, tmp_path):
         view[...] = values
         arrays.append(view)
     q, k, v, out = arrays
-    expected = fa101.flash_attention(*small, causal=True, kernel=kernel)
-    fa101.flash_attention(q, k, v, causal=True, kernel=kernel, out=out)
+    expected = fa101.flash_attention(*small, causal=True, **on(kernel))
+    fa101.flash_attention(q, k, v, causal=True, **on(kernel), out=out)
     assert (out == expected).all()
 
 
@@ -46,11 +46,12 @@ def test_huge_strides_cuda(kernel, axis):
     """FA-007, FA-026: the same in a buffer of 5 GB per argument, with canaries."""
     shape = [2, 2, 70, 64]
     shape[axis] = 70 if axis == 2 else 5
-    small = qkv(*shape[:3], head_dim=64, dtype=torch.float16, device="cuda")
+    small = qkv(*shape[:3], head_dim=64, dtype=torch.float16, kernel=kernel)
+    head_dim = small[0].shape[-1]
     step = 2**25 + 8 if axis == 2 else 2**29 + 8
     views, buffers = [], []
     for values in [*small, torch.full_like(small[0], torch.nan)]:
-        strides, dense = [0, 0, 0, 1], 64
+        strides, dense = [0, 0, 0, 1], head_dim
         for other in (2, 1, 0):
             strides[other] = dense if other != axis else step
             dense *= values.shape[other] if other != axis else 1
@@ -63,8 +64,8 @@ def test_huge_strides_cuda(kernel, axis):
         views.append(flat.as_strided(values.shape, strides).copy_(values))
         buffers.append(flat)
     q, k, v, out = views
-    expected = fa101.flash_attention(*small, causal=True, kernel=kernel)
-    fa101.flash_attention(q, k, v, causal=True, kernel=kernel, out=out)
+    expected = fa101.flash_attention(*small, causal=True, **on(kernel))
+    fa101.flash_attention(q, k, v, causal=True, **on(kernel), out=out)
     assert torch.equal(out, expected)
     out.fill_(torch.nan)
     assert buffers[3].isnan().all()
@@ -76,6 +77,7 @@ def test_many_heads_and_long_sequences(kernel):
     """FA-007: batch * heads past 65535, offsets past 2^31; the last heads and rows are right."""
     for shape in [(8300, 16, 1, 1, 128), (15000, 16, 8, 8, 128), (1, 2, 2**23, 40, 136)]:
         batch, heads, seqlen_q, seqlen_k, head_dim = shape
+        head_dim = wider(kernel, head_dim)
         make = {"dtype": torch.float16, "device": "cuda"}
         generator = torch.Generator("cuda").manual_seed(0)
         q = torch.randn(batch, heads, seqlen_q, head_dim, generator=generator, **make)

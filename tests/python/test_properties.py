@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from fa101.testing import assert_attention
-from helpers import HALF, TENSOR_CORES, answers, attend, device_of, kernel_params
+from helpers import HALF, answers, attend, device_of, kernel_params, wider
 
 sizes = st.one_of(st.integers(0, 5), st.integers(0, 140), st.sampled_from([16, 32, 64, 128, 129]))
 
@@ -18,10 +18,11 @@ def problems(draw, kernel):
     dtype = draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
     if not answers(kernel, dtype, 8):
         dtype = torch.float16
-    step = 8 if kernel in TENSOR_CORES else 1
+    step = 8 if kernel.startswith("sm90") else 1
     limit = 64 if dtype in HALF else 72
     head_dim = draw(st.integers(1, limit // step)) * step
     head_dim_v = draw(st.one_of(st.just(head_dim), st.integers(1, limit // step).map(step.__mul__)))
+    head_dim, head_dim_v = wider(kernel, head_dim), wider(kernel, head_dim_v)
     batch, heads_kv, group = draw(
         st.tuples(st.integers(0, 3), st.integers(1, 3), st.integers(1, 4))
     )

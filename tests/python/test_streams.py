@@ -8,7 +8,7 @@ import torch
 
 import fa101
 from fa101.testing import assert_attention
-from helpers import attend, bits, kernel_params, kernels_on, qkv, run_python
+from helpers import attend, bits, kernel_params, kernels_on, on, qkv, run_python
 
 pytestmark = pytest.mark.gpu
 
@@ -30,7 +30,7 @@ def test_side_stream(kernel):
             torch.cuda._sleep(SLEEP)
             for x, y in zip((q, k, v), fresh[i % 8], strict=True):
                 x.copy_(y)
-            out, lse = fa101.flash_attention(q, k, v, causal=True, kernel=kernel, return_lse=True)
+            out, lse = fa101.flash_attention(q, k, v, causal=True, **on(kernel), return_lse=True)
             done = stream.record_event()
             assert not done.query()  # the call came back before the sleep was over
         done.synchronize()
@@ -42,12 +42,12 @@ def test_side_stream(kernel):
 def test_busy_default_stream(kernel):
     """FA-006: a side stream does not wait for the default stream."""
     q, k, v = qkv(2, 4, 64, 64, 64, kernel=kernel)
-    expected = fa101.flash_attention(q, k, v, kernel=kernel)
+    expected = fa101.flash_attention(q, k, v, **on(kernel))
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
     torch.cuda._sleep(20 * SLEEP)
     with torch.cuda.stream(stream):
-        out = fa101.flash_attention(q, k, v, kernel=kernel)
+        out = fa101.flash_attention(q, k, v, **on(kernel))
     stream.synchronize()
     assert not torch.cuda.default_stream().query()
     assert torch.equal(out, expected)
@@ -64,7 +64,7 @@ def test_everything_is_on_the_stream(kernel):
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile, torch.cuda.stream(stream):
         torch.cuda._sleep(1000)
-        fa101.flash_attention(*strided, kernel=kernel, return_lse=True)
+        fa101.flash_attention(*strided, **on(kernel), return_lse=True)
         torch.cuda.synchronize()
     events = [e for e in profile.profiler.kineto_results.events() if "CUDA" in str(e.device_type())]
     kernels = [e for e in events if "ync" not in e.name()]
@@ -105,7 +105,7 @@ def test_graph(kernel, mode):
     q, k, v = (x.clone() for x in fresh[0])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode=mode):
-        out, lse = fa101.flash_attention(q, k, v, causal=True, kernel=kernel, return_lse=True)
+        out, lse = fa101.flash_attention(q, k, v, causal=True, **on(kernel), return_lse=True)
     for values, (want, want_lse) in zip(fresh, expected, strict=True):
         for x, y in zip((q, k, v), values, strict=True):
             x.copy_(y)
@@ -121,16 +121,20 @@ def test_graph_as_the_very_first_call():
     run_python(
         """
 import torch, fa101
-kernels = [k["name"] for k in fa101.kernels() if k["device"] == "cuda"]
-q = torch.randn(1, 2, 64, 64, device="cuda", dtype=torch.float16)
+calls = [
+    {"kernel": k["name"], "strategy": strategy}
+    for k in fa101.kernels() if k["device"] == "cuda" for strategy in k["strategies"]
+]
+q = torch.randn(1, 2, 64, 320, device="cuda", dtype=torch.float16)
+tensors = [q if call["strategy"] == "split_d" else q[..., :64] for call in calls]
 outs = []
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
-    for kernel in kernels:
-        outs.append(fa101.flash_attention(q, q, q, kernel=kernel))
+    for q, call in zip(tensors, calls):
+        outs.append(fa101.flash_attention(q, q, q, **call))
 graph.replay()
-for kernel, out in zip(kernels, outs):
-    assert torch.equal(out, fa101.flash_attention(q, q, q, kernel=kernel)), kernel
+for q, call, out in zip(tensors, calls, outs):
+    assert torch.equal(out, fa101.flash_attention(q, q, q, **call)), call
 """
     )
 
@@ -181,8 +185,9 @@ def test_threads_with_different_shared_memory():
     for device in range(torch.cuda.device_count()):
         for head_dim in (64, 256):
             for kernel in kernels_on("cuda"):
-                q, k, v = qkv(1, 2, 65, 65, head_dim, dtype=torch.float16, device=f"cuda:{device}")
-                expected = fa101.flash_attention(q, k, v, kernel=kernel)
+                half = qkv(1, 2, 65, 65, head_dim, dtype=torch.float16, kernel=kernel)
+                q, k, v = (x.to(f"cuda:{device}") for x in half)
+                expected = fa101.flash_attention(q, k, v, **on(kernel))
                 problems.append((q, k, v, kernel, expected))
     for device in range(torch.cuda.device_count()):
         torch.cuda.synchronize(device)
@@ -191,7 +196,7 @@ def test_threads_with_different_shared_memory():
         with torch.cuda.stream(torch.cuda.Stream(problems[0][0].device)):
             for i in range(125):
                 q, k, v, kernel, expected = problems[(thread + i) % len(problems)]
-                if not torch.equal(fa101.flash_attention(q, k, v, kernel=kernel), expected):
+                if not torch.equal(fa101.flash_attention(q, k, v, **on(kernel)), expected):
                     return False
         return True
 
@@ -223,13 +228,13 @@ def test_memory_is_linear_and_comes_back():
         extra = []
         for seqlen in (1024, 2048, 4096, 8192):
             shape = (1, 16, seqlen, seqlen, 64)
-            q, k, v = qkv(*shape, heads_kv=2, dtype=torch.float16, device="cuda")
+            q, k, v = qkv(*shape, heads_kv=2, dtype=torch.float16, kernel=kernel)
             out = torch.empty_like(q)
             before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
-            fa101.flash_attention(q, k, v, kernel=kernel, out=out)
+            fa101.flash_attention(q, k, v, **on(kernel), out=out)
             extra.append(torch.cuda.max_memory_allocated() - before)
-            assert extra[-1] >= fa101.plan(q, k, v, kernel=kernel).workspace_bytes
+            assert extra[-1] >= fa101.plan(q, k, v, **on(kernel)).workspace_bytes
             assert torch.cuda.memory_allocated() == before
             if kernel == "naive" and seqlen == 2048:
                 break  # the S x S matrix is its lesson

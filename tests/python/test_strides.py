@@ -6,7 +6,7 @@ import torch
 
 import fa101
 from fa101.testing import assert_attention, dtype_name
-from helpers import DEVICES, answers, attend, kernel_params, qkv
+from helpers import DEVICES, answers, attend, kernel_params, on, qkv
 
 
 @pytest.mark.parametrize("kernel", kernel_params())
@@ -70,7 +70,7 @@ def test_strides(kernel, how):
 def test_expanded(kernel):
     """Stride 0, over batch, heads and rows."""
     q, k, v = qkv(1, 1, 1, 1, 32, kernel=kernel)
-    expanded = [x.expand(3, 2, n, 32) for x, n in ((q, 40), (k, 70), (v, 70))]
+    expanded = [x.expand(3, 2, n, -1) for x, n in ((q, 40), (k, 70), (v, 70))]
     out, lse = attend(*expanded, kernel=kernel)
     assert_attention(out, *expanded, lse=lse)
 
@@ -81,11 +81,11 @@ def test_negative_strides(kernel):
     q, k, v = (x.numpy() for x in qkv(2, 4, 33, 65, 24))
     flipped = [np.ascontiguousarray(x[:, ::-1, ::-1])[:, ::-1, ::-1] for x in (q, k, v)]
     assert min(flipped[0].strides) < 0
-    expected = fa101.flash_attention(q, k, v, kernel=kernel)
-    assert (fa101.flash_attention(*flipped, kernel=kernel) == expected).all()
+    expected = fa101.flash_attention(q, k, v, **on(kernel))
+    assert (fa101.flash_attention(*flipped, **on(kernel)) == expected).all()
     # The same numbers by a negative stride of the last axis, which is copied.
     mirrored = [np.ascontiguousarray(x[..., ::-1])[..., ::-1] for x in (q, k, v)]
-    assert (fa101.flash_attention(*mirrored, kernel=kernel) == expected).all()
+    assert (fa101.flash_attention(*mirrored, **on(kernel)) == expected).all()
 
 
 def misaligned(x, offset):
@@ -111,13 +111,13 @@ def test_unaligned_pointers(kernel, dtype):
                 tensors = [q, k, v, torch.full_like(q, torch.nan)]
                 tensors[which] = misaligned(tensors[which], offset)
                 q_, k_, v_, out = tensors
-                if kernel == "sm90" and offset * q.element_size() % 16 != 0:
+                if kernel.startswith("sm90") and offset * q.element_size() % 16 != 0:
                     with pytest.raises(ValueError, match="multiple of 16 bytes"):
-                        fa101.flash_attention(q_, k_, v_, causal=True, kernel=kernel, out=out)
-                    kernel_or_auto = "auto"
+                        fa101.flash_attention(q_, k_, v_, causal=True, **on(kernel), out=out)
+                    which_kernel = on("auto")
                 else:
-                    kernel_or_auto = kernel
-                fa101.flash_attention(q_, k_, v_, causal=True, kernel=kernel_or_auto, out=out)
+                    which_kernel = on(kernel)
+                fa101.flash_attention(q_, k_, v_, causal=True, **which_kernel, out=out)
                 assert_attention(out, q, k, v, causal=True)
 
 

@@ -113,9 +113,9 @@ struct Tensors {
     float* lse_ptr = nullptr;     // (batch, num_heads, seqlen_q) contiguous, or null
 
     // Broadcast axes have stride 0.
-    const void* bias_ptr = nullptr;           // (batch, num_heads, seqlen_q, seqlen_k), or null
-    const uint8_t* mask_ptr = nullptr;          // (batch, num_heads, seqlen_q, seqlen_k), or null
-    const int32_t* seqlens_k_ptr = nullptr;   // (batch), or null
+    const void* bias_ptr = nullptr;          // (batch, num_heads, seqlen_q, seqlen_k), or null
+    const uint8_t* mask_ptr = nullptr;       // (batch, num_heads, seqlen_q, seqlen_k), or null
+    const int32_t* seqlens_k_ptr = nullptr;  // (batch), or null
 
     int64_t q_batch_stride = 0, q_head_stride = 0, q_row_stride = 0;
     int64_t k_batch_stride = 0, k_head_stride = 0, k_row_stride = 0;

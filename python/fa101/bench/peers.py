@@ -57,9 +57,10 @@ def torch_sdpa(backend: SDPBackend) -> Contender:
     def prepare(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Call:
         if case.causal and case.seqlen_q != case.seqlen_k:
             raise UnfitError("is_causal aligns the diagonal top left only")
+        grouped = {"enable_gqa": True} if case.heads_kv != case.num_heads else {}
 
         def call() -> Tensor:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=case.causal)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=case.causal, **grouped)
 
         # Why a backend is not used comes as a warning, and only then the error that none was.
         with warnings.catch_warnings(record=True) as caught:
@@ -123,7 +124,7 @@ def flashinfer() -> Contender:
             starts * case.seqlen_q,
             starts * case.seqlen_k,
             case.num_heads,
-            case.num_heads,
+            case.heads_kv,
             case.head_dim,
             causal=case.causal,
             q_data_type=q.dtype,

@@ -128,11 +128,12 @@ def make_inputs(case: Case, device: torch.device) -> tuple[Tensor, Tensor, Tenso
     generator = torch.Generator(device).manual_seed(0)
     dtype = getattr(torch, case.dtype)
 
-    def normal(rows: int) -> Tensor:
-        shape = (case.batch, case.num_heads, rows, case.head_dim)
+    def normal(heads: int, rows: int) -> Tensor:
+        shape = (case.batch, heads, rows, case.head_dim)
         return torch.randn(shape, generator=generator, device=device).to(dtype)
 
-    return normal(case.seqlen_q), normal(case.seqlen_k), normal(case.seqlen_k)
+    q = normal(case.num_heads, case.seqlen_q)
+    return q, normal(case.heads_kv, case.seqlen_k), normal(case.heads_kv, case.seqlen_k)
 
 
 def reference(case: Case, q: Tensor, k: Tensor, v: Tensor) -> tuple[list[int], Tensor]:
@@ -143,12 +144,16 @@ def reference(case: Case, q: Tensor, k: Tensor, v: Tensor) -> tuple[list[int], T
     covered = max(1, min(in_all, REFERENCE_PAIRS[q.device.type] // pairs))
     heads = [i * in_all // covered for i in range(covered)]
     q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    group = case.num_heads // case.heads_kv  # consecutive query heads share a head of k and v
+    heads_kv = [head // group for head in heads]
     expected = q.new_empty(covered, case.seqlen_q, case.head_dim, dtype=torch.float64)
     together = max(1, REFERENCE_SCORES // pairs)  # heads at a time, or else rows of one
     rows = max(1, REFERENCE_SCORES // case.seqlen_k)
     keys = torch.arange(case.seqlen_k, device=q.device)
     for head in range(0, covered, together):
-        q64, k64, v64 = (x[heads[head : head + together]].double() for x in (q, k, v))
+        part = slice(head, head + together)
+        q64 = q[heads[part]].double()
+        k64, v64 = (x[heads_kv[part]].double() for x in (k, v))
         q64 /= math.sqrt(case.head_dim)
         for row in range(0, case.seqlen_q, rows):
             scores = q64[:, row : row + rows] @ k64.mT
@@ -156,7 +161,7 @@ def reference(case: Case, q: Tensor, k: Tensor, v: Tensor) -> tuple[list[int], T
                 last = torch.arange(row, row + scores.shape[1], device=q.device)
                 last += case.seqlen_k - case.seqlen_q
                 scores.masked_fill_(keys > last[:, None], -math.inf)
-            expected[head : head + together, row : row + rows] = scores.softmax(-1) @ v64
+            expected[part, row : row + rows] = scores.softmax(-1) @ v64
     return heads, expected
 
 

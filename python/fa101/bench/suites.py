@@ -20,6 +20,11 @@ class Case:
     head_dim: int
     dtype: str
     causal: bool = False
+    num_heads_kv: int = 0  # 0: as many as num_heads
+
+    @property
+    def heads_kv(self) -> int:
+        return self.num_heads_kv or self.num_heads
 
     @property
     def mask(self) -> str:
@@ -50,8 +55,8 @@ class Case:
     @property
     def bytes(self) -> int:
         """The least traffic: q, k and v read once, o written once."""
-        rows = 2 * self.seqlen_q + 2 * self.seqlen_k
-        return self.batch * self.num_heads * rows * self.head_dim * _ITEM_SIZE[self.dtype]
+        rows = self.num_heads * 2 * self.seqlen_q + self.heads_kv * 2 * self.seqlen_k
+        return self.batch * rows * self.head_dim * _ITEM_SIZE[self.dtype]
 
 
 # The shapes of the two projects fa101 grew out of: batch, heads, seqlen_q, seqlen_k, head_dim.
@@ -93,11 +98,39 @@ def _cpu() -> Iterator[Case]:
             yield Case(f"b{batch} h{heads} s{seqlen} d{head_dim}", *shape, "float32", causal)
 
 
+def _large_d() -> Iterator[Case]:
+    yield Case("large-head", 1, 8, 1024, 1024, 512, "float16")
+    yield Case("massive-head", 1, 4, 512, 512, 1024, "float16")
+    for head_dim in (320, 512, 768, 1024):
+        for causal in (False, True):
+            yield Case(f"d{head_dim} s8192", 1, 32, 8192, 8192, head_dim, "float16", causal)
+
+
+# One query against a cache: batch, heads, heads_kv, keys.
+_DECODE = (
+    (1, 8, 8, 8192),
+    (1, 32, 8, 8192),
+    (1, 32, 8, 65536),
+    (8, 32, 8, 8192),
+    (1, 64, 8, 131072),
+    (16, 32, 32, 4096),
+    (64, 32, 8, 8192),
+)
+
+
+def _decode() -> Iterator[Case]:
+    for batch, heads, heads_kv, keys in _DECODE:
+        name = f"b{batch} h{heads}/{heads_kv} s{keys}"
+        yield Case(name, batch, heads, 1, keys, 128, "bfloat16", num_heads_kv=heads_kv)
+
+
 SUITES: dict[str, tuple[Case, ...]] = {
     "seeds": tuple(_seeds()),
     "prefill": tuple(
         _sixteen_k_tokens((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384), "bfloat16")
     ),
+    "decode": tuple(_decode()),
+    "large-d": tuple(_large_d()),
     "fp32": tuple(_sixteen_k_tokens((64, 128), (1024, 4096), "float32")),
     "cpu": tuple(_cpu()),
 }

@@ -1,0 +1,17 @@
+// What the planner and the registry see of the Turing kernel.
+#pragma once
+
+#include "kernel_family.h"
+
+namespace fa101::sm75 {
+
+std::string supports(const Problem&, const DeviceInfo&);
+Tile tile(const Problem&, const DeviceInfo&);
+void launch(const Plan&, const Problem&, const Tensors&, void* workspace, Stream);
+
+// One translation unit each, for the head_dims of tile_config.h.
+void run_hdim64(const Problem&, const Tensors&, Stream);
+void run_hdim128(const Problem&, const Tensors&, Stream);
+void run_hdim256(const Problem&, const Tensors&, Stream);
+
+}  // namespace fa101::sm75

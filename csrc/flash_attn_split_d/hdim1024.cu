@@ -1,0 +1,10 @@
+#include "flash_attn_split_d/family.h"
+#include "flash_attn_split_d/launch.cuh"
+
+namespace fa101::split_d {
+
+void run_hdim1024(const Plan& plan, const Problem& problem, const Tensors& tensors, Stream stream) {
+    run_hdim<1024>(plan, problem, tensors, stream);
+}
+
+}  // namespace fa101::split_d

@@ -1,0 +1,37 @@
+// What the planner and the registry see of the kernel that splits the keys, and what its parts
+// share on the host.
+#pragma once
+
+#include "kernel_family.h"
+
+#include <cstdint>
+
+namespace fa101::flash_decode {
+
+std::string supports(const Problem&, const DeviceInfo&);
+Tile tile(const Problem&, const DeviceInfo&);
+int num_splits(const Problem&, const DeviceInfo&);
+int64_t workspace(const Plan&, const Problem&);
+void launch(const Plan&, const Problem&, const Tensors&, void* workspace, Stream);
+
+// The parts of the result that the splits leave, by row as lse counts them, (batch, num_heads,
+// seqlen_q), and split. With one split there are none.
+struct Partials {
+    int num_splits = 1;
+    int chunk = 0;         // keys of a split; the last one has what is left
+    float* lse = nullptr;  // (rows, num_splits), to base 2
+    float* o = nullptr;    // (rows, num_splits, o_stride), divided by l; unset where lse is -inf
+    int64_t o_stride = 0;  // head_dim_v rounded up to whole vectors of four
+};
+
+// One translation unit each, for the head_dims of tile_config.h.
+void run_hdim64(const Plan&, const Problem&, const Tensors&, const Partials&, Stream);
+void run_hdim96(const Plan&, const Problem&, const Tensors&, const Partials&, Stream);
+void run_hdim128(const Plan&, const Problem&, const Tensors&, const Partials&, Stream);
+void run_hdim192(const Plan&, const Problem&, const Tensors&, const Partials&, Stream);
+void run_hdim256(const Plan&, const Problem&, const Tensors&, const Partials&, Stream);
+
+// Merges the partial results into o and lse.
+void run_combine(const Problem&, const Tensors&, const Partials&, Stream);
+
+}  // namespace fa101::flash_decode

@@ -1,0 +1,11 @@
+#include "flash_decode/family.h"
+#include "flash_decode/launch.cuh"
+
+namespace fa101::flash_decode {
+
+void run_hdim128(const Plan& plan, const Problem& problem, const Tensors& tensors,
+                 const Partials& partials, Stream stream) {
+    run_hdim<128>(plan, problem, tensors, partials, stream);
+}
+
+}  // namespace fa101::flash_decode

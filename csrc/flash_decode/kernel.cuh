@@ -1,0 +1,477 @@
+// Lesson 4: few queries. Decoding asks one query (or a few) per head of a long cache: 4 * head_dim
+// FLOP a key and query against 4 * head_dim bytes a key, so memory sets the pace and the only aim
+// is to keep all of its bandwidth busy. Two things change from lesson 3:
+//
+//   1. One tile of queries gives one block per head, too few for the GPU. So the keys are split
+//      over blocks too; each writes its part of O, normalised, and its lse, and a second kernel
+//      (combine.cu) merges them, exactly: O = sum_i 2^(lse_i - lse) O_i.
+//   2. With grouped heads, group_size query heads read the same K and V. They are rows of one tile,
+//      so the keys are read once: row r is query r / group_size of head r % group_size.
+//
+//      rows (query, head)             keys ->   split 0     split 1     split 2
+//      16 rows: a block of 4 warps              0123 0123 | 0123 0123 | 0123 0123   warp of a step
+//      64 rows: 16 to each warp                 all  all  | all  all  | all  all
+//
+// A *team* is the threads that share keys. Up to 16 rows (the smallest mma) it is a warp: each has
+// its own keys, stages, m, l and O, never waits for another, and the four are merged at the end
+// through shared memory. With more rows it is the block, as in lesson 3.
+//
+// Bytes: K and V once per tile of rows. A split writes 4 * head_dim_v bytes a row, which are read
+// again; see chunk() in family.cpp for what that costs. A multiprocessor's share of an H200's 4.8
+// TB/s is 36 KB a microsecond, about what a load takes to arrive, so more than that must be on its
+// way at any time: kStages - 1 tiles ahead, in two blocks a multiprocessor, are 128 KB. K and V are
+// separate groups of cp.async: Q K^T starts when K is there.
+//
+// Registers, at head_dim 128: O 16 x 128 / 32 lanes = 64, Q 32, S 8 or 32. Q goes straight from
+// global memory to the lanes that multiply it: it is small, and read once.
+//
+// Where a split or a step begins depends neither on the length of the cache nor on who else is in
+// the batch, and everything is added in a fixed order: a sequence has one result.
+//
+// Sources: Dao et al., Flash-Decoding (2023), for the split; Hong et al., FlashDecoding++ (arXiv
+// 2311.01282), for filling the tile; Milakov & Gimelshein (arXiv 1805.02867), whose merge it is.
+// Next rung: on Hopper, TMA would copy without threads and addresses; it would not be faster.
+#pragma once
+
+#include <fa101/params.h>
+
+#include "common/bias_mask.h"
+#include "common/mask.h"
+#include "common/memory.cuh"
+#include "common/online_softmax.h"
+#include "cute/copy.cuh"
+#include "cute/logits.cuh"
+#include "cute/softmax.cuh"
+#include "flash_decode/family.h"
+#include "flash_decode/kernel_traits.h"
+#include "flash_decode/warp_mma.cuh"
+
+#include <cute/tensor.hpp>
+
+#include <cstdint>
+
+namespace fa101::flash_decode {
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kNThreads, 2)
+    flash_decode_kernel(const __grid_constant__ Problem problem,
+                        const __grid_constant__ Tensors tensors,
+                        const __grid_constant__ Partials partials) {
+    using Element = typename Traits::Element;
+    constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+    constexpr int kHeadDim = Traits::kHeadDim, kStages = Traits::kStages;
+    constexpr int kNumTeams = Traits::kNumTeams, kTileElements = Traits::kTileElements;
+    constexpr int kCols = kHeadDim / 4;    // columns of O of a lane
+    constexpr int kKeys = kBlockN / 4;     // keys of S of a lane
+    constexpr int kSteps = kHeadDim / 16;  // of the product Q K^T
+
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int team = kNumTeams == 1 ? 0 : warp;
+    const auto team_sync = [] {
+        if constexpr (kNumTeams == 1) {
+            __syncthreads();
+        } else {
+            __syncwarp();
+        }
+    };
+    const auto team_any = [](bool x) -> bool {  // and a barrier
+        if constexpr (kNumTeams == 1) {
+            return __syncthreads_or(x);
+        } else {
+            __syncwarp();
+            return __any_sync(0xffffffffu, x);
+        }
+    };
+
+    // ---- Which rows and which keys ----
+    // Tiles of rows are neighbours, so that their common keys come from L2.
+    const int seqlen_q = static_cast<int>(problem.seqlen_q);
+    const int num_heads_kv = static_cast<int>(problem.num_heads_kv);
+    const int group_size = static_cast<int>(problem.num_heads) / num_heads_kv;
+    const int num_rows = seqlen_q * group_size;
+    struct TileIndex {
+        int m_begin, split, bidh_kv, bidb;
+    };
+    const auto tile_index = [&](int block) -> TileIndex {
+        const int num_m_blocks = ceil_div(num_rows, kBlockM);
+        const int batch_head_split = block / num_m_blocks;
+        const int batch_head = batch_head_split / partials.num_splits;
+        return {block % num_m_blocks * kBlockM, batch_head_split % partials.num_splits,
+                batch_head % num_heads_kv, batch_head / num_heads_kv};
+    };
+    const auto query_of = [&](int row) { return row / group_size; };
+    const auto head_of = [&](const TileIndex& tile, int row) {
+        return tile.bidh_kv * group_size + row % group_size;
+    };
+    const auto index_of = [&](const TileIndex& tile, int row) {  // as in lse
+        return (tile.bidb * problem.num_heads + head_of(tile, row)) * seqlen_q + query_of(row);
+    };
+    const TileIndex tile = tile_index(blockIdx.x);
+    const int m_begin = tile.m_begin, split = tile.split, bidb = tile.bidb;
+
+    const Mask mask = mask_of(problem, tensors, bidb);
+    const int first_query = query_of(m_begin);
+    const int last_query = query_of(min(m_begin + kBlockM, num_rows) - 1);
+    const int chunk_begin = split * partials.chunk;
+    const int chunk_end =
+        chunk_begin + min(partials.chunk, static_cast<int>(problem.seqlen_k) - chunk_begin);
+    const int n_begin = max(mask.key_begin(first_query), chunk_begin);
+    const int n_end = min(mask.key_end(last_query), chunk_end);
+    // Keys that all rows see.
+    const int full_begin = mask.key_begin(last_query), full_end = mask.key_end(first_query);
+
+    if (n_begin >= n_end && partials.num_splits > 1) {
+        for (int row = m_begin + threadIdx.x; row < min(m_begin + kBlockM, num_rows);
+             row += Traits::kNThreads) {
+            partials.lse[index_of(tile, row) * partials.num_splits + split] = -INFINITY;
+        }
+        return;
+    }
+
+    // This team's steps: every kNumTeams-th block of keys.
+    const int first_block = n_begin / kBlockN;
+    const int n_block_begin =
+        first_block + (team + kNumTeams - first_block % kNumTeams) % kNumTeams;
+    const int n_block_end = n_begin < n_end ? ceil_div(n_end, kBlockN) : 0;
+
+    // ---- Copies: a team's tiles of K and V ----
+    extern __shared__ __align__(128) unsigned char smem[];
+    Element* const sK = reinterpret_cast<Element*>(smem) + team * 2 * kStages * kTileElements;
+    Element* const sV = sK + kStages * kTileElements;
+    const auto* const k_ptr = static_cast<const Element*>(tensors.k_ptr) +
+                              bidb * tensors.k_batch_stride + tile.bidh_kv * tensors.k_head_stride;
+    const auto* const v_ptr = static_cast<const Element*>(tensors.v_ptr) +
+                              bidb * tensors.v_batch_stride + tile.bidh_kv * tensors.v_head_stride;
+    const int head_dim = static_cast<int>(problem.head_dim);
+    const int head_dim_v = static_cast<int>(problem.head_dim_v);
+    const bool aligned16 = problem.aligned16;
+    // Read anew for every tile: addresses kept over the loop would cost 30 registers.
+    const auto copy_row = [] {
+        return reread_thread_index<Traits::kNThreads>() % Traits::kTeamThreads / Traits::kPieces;
+    };
+    const auto copy_piece = [] {
+        return reread_thread_index<Traits::kNThreads>() % Traits::kPieces;
+    };
+
+    // Calls visit(row, piece) for what this thread copies of a tile.
+    const auto for_each_piece = [&](auto visit) {
+#pragma unroll 1
+        for (int i = 0; i < Traits::kPasses * Traits::kPanels; ++i) {
+            visit(copy_row() + i / Traits::kPanels * Traits::kRowsPerPass,
+                  copy_piece() + i % Traits::kPanels * Traits::kPieces);
+        }
+    };
+    // Keys from n_end on and columns past num_cols become zeros and are not read.
+    const auto load_tile = [&](Element* dst_tile, const Element* ptr, int64_t row_stride,
+                               int num_cols, int n_block) {
+        if (aligned16) {
+            const int first_row = copy_row(), first_piece = copy_piece();
+#pragma unroll
+            for (int pass = 0; pass < Traits::kPasses; ++pass) {
+                const int row = first_row + pass * Traits::kRowsPerPass;
+                const int key = n_block * kBlockN + row;
+                const Element* const src = ptr + key * row_stride;
+#pragma unroll
+                for (int panel = 0; panel < Traits::kPanels; ++panel) {
+                    const int piece = first_piece + panel * Traits::kPieces;
+                    cp_async16(dst_tile + Traits::offset(row, piece), src + 8 * piece,
+                               key < n_end && 8 * piece < num_cols);
+                }
+            }
+        } else {
+            for_each_piece([&](int row, int piece) {
+                const int key = n_block * kBlockN + row;
+                const Element* const src = ptr + key * row_stride + 8 * piece;
+                Element* const dst = dst_tile + Traits::offset(row, piece);
+#pragma unroll
+                for (int j = 0; j < 8; ++j) {
+                    const bool inside = key < n_end && 8 * piece + j < num_cols;
+                    dst[j] = inside ? src[j] : from_float<Element>(0.0f);
+                }
+            });
+        }
+    };
+    // K and V of a block, a group each; empty ones past the end, so that groups count steps.
+    const auto load_kv = [&](int n_block, int stage) {
+        const bool is_there = n_block < n_block_end;
+        if (is_there) {
+            load_tile(sK + stage * kTileElements, k_ptr, tensors.k_row_stride, head_dim, n_block);
+        }
+        cp_async_commit();
+        if (is_there) {
+            load_tile(sV + stage * kTileElements, v_ptr, tensors.v_row_stride, head_dim_v, n_block);
+        }
+        cp_async_commit();
+    };
+    // Of what this thread has copied, so it needs no barrier before.
+    const auto holds_nonfinite = [&](const Element* tile_v) {
+        uint32_t found = 0;
+        for_each_piece([&](int row, int piece) {
+            const auto words = *reinterpret_cast<const uint4*>(tile_v + Traits::offset(row, piece));
+            found |= nonfinite<Element>(words.x) | nonfinite<Element>(words.y) |
+                     nonfinite<Element>(words.z) | nonfinite<Element>(words.w);
+        });
+        return found != 0;
+    };
+    const auto clear_nonfinite = [&](Element* tile_v) {
+        for_each_piece([&](int row, int piece) {
+            Element* const elements = tile_v + Traits::offset(row, piece);
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                if (is_nonfinite(elements[j])) elements[j] = from_float<Element>(0.0f);
+            }
+        });
+    };
+#pragma unroll
+    for (int i = 0; i < kStages - 1; ++i) load_kv(n_block_begin + i * kNumTeams, i);
+
+    // ---- This lane's two rows: Q, and the keys they see. Rows past the end repeat the last. ----
+    const int warp_row = kNumTeams == 1 ? 16 * warp : 0;
+    const auto row_of = [&](int m_begin, int r) {
+        return min(m_begin + warp_row + lane / 4 + 8 * r, num_rows - 1);
+    };
+    uint32_t q[kSteps][4];  // as the A operand of each step
+    int row_begin[2], row_end[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int row = row_of(m_begin, r), query = query_of(row);
+        row_begin[r] = mask.key_begin(query);
+        row_end[r] = mask.key_end(query);
+        const auto* const q_ptr =
+            static_cast<const Element*>(tensors.q_ptr) + bidb * tensors.q_batch_stride +
+            head_of(tile, row) * tensors.q_head_stride + query * tensors.q_row_stride;
+        const auto element = [&](int col) { return col < head_dim ? to_float(q_ptr[col]) : 0.0f; };
+#pragma unroll
+        for (int i = 0; i < 2 * kSteps; ++i) {
+            const int col = 8 * i + 2 * (lane % 4);
+            uint32_t& pair = q[i / 2][i % 2 * 2 + r];
+            if (aligned16) {
+                pair = col < head_dim ? *reinterpret_cast<const uint32_t*>(q_ptr + col) : 0;
+            } else {
+                pair = pack<Element>(element(col), element(col + 1));
+            }
+        }
+    }
+    // Where registers are short, a lane keeps its part of Q in shared memory; nobody else reads it.
+    uint4* const sQ =
+        reinterpret_cast<uint4*>(smem + Traits::kSmemBytesKV) + warp * kSteps * 32 + lane;
+    if constexpr (!Traits::kQInRegisters) {
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) {
+            sQ[32 * k] = make_uint4(q[k][0], q[k][1], q[k][2], q[k][3]);
+        }
+    }
+    // The arrays of the caller for row r of this lane, hardly ever needed and worked out anew.
+    struct Extras {
+        int query;
+        BiasMask arrays;
+    };
+    const auto extras = [&](int r) -> Extras {
+        const TileIndex here = tile_index(reread_block_index());
+        const int row = row_of(here.m_begin, r);
+        return {query_of(row), BiasMask(problem, tensors, here.bidb, head_of(here, row))};
+    };
+    // Key of s(r, c) in its block; also column of o(r, c).
+    const auto col_of = [&](int c) { return c / 2 * 8 + 2 * (lane % 4) + c % 2; };
+    const auto is_within = [&](int r, int key) { return row_begin[r] <= key && key < row_end[r]; };
+
+    // ---- Main loop ----
+    using namespace cute;
+    Tensor o = make_tensor<float>(Shape<_2, Int<kCols>>{});
+    clear(o);
+    OnlineSoftmax<2> softmax;
+    const int k_row = lane / 16 * 8 + lane % 8, k_piece = lane / 8 % 2;  // for ldmatrix
+    const int v_row = lane % 16, v_piece = lane / 16;
+    int stage = 0;
+#pragma unroll 1
+    for (int n_block = n_block_begin; n_block < n_block_end; n_block += kNumTeams) {
+        const int key_begin = n_block * kBlockN;
+        // With the mask only some rows may see some of these keys.
+        const bool is_partial =
+            problem.has_mask || key_begin < full_begin || key_begin + kBlockN > full_end;
+        Element* const tile_k = sK + stage * kTileElements;
+        Element* const tile_v = sV + stage * kTileElements;
+
+        cp_async_wait_group<2 * (kStages - 1) - 1>();
+        team_sync();  // K is there, and the team is done with the stage that is loaded next
+        load_kv(n_block + (kStages - 1) * kNumTeams, stage == 0 ? kStages - 1 : stage - 1);
+
+        // S = Q K^T, to logits of base 2.
+        Tensor s = make_tensor<float>(Shape<_2, Int<kKeys>>{});
+        clear(s);
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) {
+            if constexpr (!Traits::kQInRegisters) {
+                const uint4 a = sQ[32 * k];
+                q[k][0] = a.x, q[k][1] = a.y, q[k][2] = a.z, q[k][3] = a.w;
+            }
+#pragma unroll
+            for (int n = 0; n < kBlockN / 16; ++n) {
+                uint32_t b[4];
+                ldmatrix<false>(b, tile_k + Traits::offset(16 * n + k_row, 2 * k + k_piece));
+                mma<Element>(s, 2 * n, q[k], b[0], b[1]);
+                mma<Element>(s, 2 * n + 1, q[k], b[2], b[3]);
+            }
+        }
+        if (problem.softcap > 0.0f) {
+            const float scale = problem.softmax_scale / problem.softcap;
+            const float softcap_log2 = problem.softcap * kLog2e;
+#pragma unroll
+            for (int i = 0; i < size(s); ++i) s(i) = softcap_log2 * tanh_approx(s(i) * scale);
+        } else {
+            const float scale_log2 = problem.softmax_scale * kLog2e;
+#pragma unroll
+            for (int i = 0; i < size(s); ++i) s(i) *= scale_log2;
+        }
+        if (problem.has_bias) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const Extras extra = extras(r);
+#pragma unroll
+                for (int c = 0; c < kKeys; ++c) {
+                    const int key = key_begin + col_of(c);
+                    if (is_within(r, key)) {
+                        s(r, c) += kLog2e * to_float(extra.arrays.bias_at(extra.query, key),
+                                                     problem.dtype_bias);
+                    }
+                }
+            }
+        }
+        if (is_partial) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const Extras extra = extras(r);
+#pragma unroll
+                for (int c = 0; c < kKeys; ++c) {
+                    const int key = key_begin + col_of(c);
+                    if (!is_within(r, key) || extra.arrays.hides(extra.query, key)) {
+                        s(r, c) = -INFINITY;
+                    }
+                }
+            }
+        }
+        softmax.step(s, o, 1.0f);
+        uint32_t p[kKeys / 2][2];  // (pair of keys, row): the weights, rounded
+#pragma unroll
+        for (int i = 0; i < kKeys; ++i) {
+            p[i / 2][i % 2] = pack<Element>(s(i % 2, i / 2 * 2), s(i % 2, i / 2 * 2 + 1));
+        }
+
+        cp_async_wait_group<2 * (kStages - 1)>();
+        if (!is_partial) {
+            team_sync();  // V is there
+        } else if (team_any(holds_nonfinite(tile_v))) {
+            // 0 * NaN is NaN, so what is hidden from some row must not be in the product: the rows
+            // that see a NaN or inf get it here, and the product gets 0 in its place. The K of this
+            // block is used up: its place holds P, (rows of the team, kBlockN).
+            Element* const tile_p = tile_k;
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                Element* const row = tile_p + (warp_row + lane / 4 + 8 * r) * kBlockN;
+#pragma unroll
+                for (int c = 0; c < kKeys; c += 2) {
+                    *reinterpret_cast<uint32_t*>(row + col_of(c)) = p[c / 2][r];
+                }
+            }
+            __syncwarp();
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const Extras extra = extras(r);
+#pragma unroll 1
+                for (int n = 0; n < kBlockN; ++n) {
+                    const int key = key_begin + n;
+                    if (!is_within(r, key) || extra.arrays.hides(extra.query, key)) continue;
+                    const float weight =
+                        to_float(tile_p[(warp_row + lane / 4 + 8 * r) * kBlockN + n]);
+#pragma unroll
+                    for (int c = 0; c < kCols; ++c) {
+                        const Element v = tile_v[Traits::offset(n, c / 2) + col_of(c) % 8];
+                        if (is_nonfinite(v)) o(r, c) += weight * to_float(v);
+                    }
+                }
+            }
+            team_sync();
+            clear_nonfinite(tile_v);
+            team_sync();
+        }
+
+        // O += P V.
+#pragma unroll
+        for (int k = 0; k < kBlockN / 16; ++k) {
+            const uint32_t a[4] = {p[2 * k][0], p[2 * k][1], p[2 * k + 1][0], p[2 * k + 1][1]};
+#pragma unroll
+            for (int n = 0; n < kHeadDim / 16; ++n) {
+                uint32_t b[4];
+                ldmatrix<true>(b, tile_v + Traits::offset(16 * k + v_row, 2 * n + v_piece));
+                mma<Element>(o, 2 * n, a, b[0], b[1]);
+                mma<Element>(o, 2 * n + 1, a, b[2], b[3]);
+            }
+        }
+        stage = stage + 1 == kStages ? 0 : stage + 1;
+    }
+
+    // ---- Epilogue: merge the teams, O / l and lse ----
+    // In the place of K and V: O, m and l of every team, (kNumTeams, kBlockM) rows.
+    constexpr int kRows = kNumTeams * kBlockM, kStrideO = Traits::kStrideO;
+    float* const sO = reinterpret_cast<float*>(smem);
+    float* const sMax = sO + kRows * kStrideO;
+    float* const sSum = sMax + kRows;
+    const TileIndex out_tile = tile_index(reread_block_index());
+    softmax.finish();
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int row = 16 * warp + lane / 4 + 8 * r;
+        if (lane % 4 == 0) {
+            sMax[row] = softmax.row_max[r];
+            sSum[row] = softmax.row_sum[r];
+        }
+#pragma unroll
+        for (int c = 0; c < kCols; c += 2) {
+            *reinterpret_cast<float2*>(sO + row * kStrideO + col_of(c)) =
+                make_float2(o(r, c), o(r, c + 1));
+        }
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int i = threadIdx.x; i < kBlockM * (kHeadDim / 4); i += Traits::kNThreads) {
+        const int tile_row = i / (kHeadDim / 4), col = i % (kHeadDim / 4) * 4;
+        const int row = out_tile.m_begin + tile_row;
+        if (row >= num_rows || col >= head_dim_v) continue;
+
+        float row_max = -INFINITY, row_sum = 0.0f;
+#pragma unroll
+        for (int t = 0; t < kNumTeams; ++t) row_max = fmaxf(row_max, sMax[t * kBlockM + tile_row]);
+        Float4 out = {};
+#pragma unroll
+        for (int t = 0; t < kNumTeams; ++t) {
+            const int r = t * kBlockM + tile_row;
+            const float weight = exp2_approx(sMax[r] - safe_row_max(row_max));
+            row_sum += weight * sSum[r];
+            const Float4 part = *reinterpret_cast<const Float4*>(sO + r * kStrideO + col);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) out.x[j] += weight * part.x[j];
+        }
+        const float inverse = inverse_row_sum(row_sum);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) out.x[j] = row_sum == 0.0f ? 0.0f : out.x[j] * inverse;
+
+        const int64_t index = index_of(out_tile, row);
+        if (partials.num_splits > 1) {
+            const int64_t part = index * partials.num_splits + out_tile.split;
+            *reinterpret_cast<Float4*>(partials.o + part * partials.o_stride + col) = out;
+            if (col == 0) partials.lse[part] = row_max + log2f(row_sum);
+        } else {
+            auto* const o_ptr = static_cast<Element*>(tensors.o_ptr) +
+                                out_tile.bidb * tensors.o_batch_stride +
+                                head_of(out_tile, row) * tensors.o_head_stride +
+                                query_of(row) * tensors.o_row_stride;
+            store4(o_ptr + col, out, head_dim_v - col, aligned16);
+            if (col == 0 && tensors.lse_ptr != nullptr) {
+                tensors.lse_ptr[index] = log_sum_exp(row_max, row_sum);
+            }
+        }
+    }
+}
+
+}  // namespace fa101::flash_decode

@@ -1,0 +1,48 @@
+// The numbers of one tile of the kernel that splits the keys: who copies what, and where it lies in
+// shared memory.
+#pragma once
+
+#include "flash_decode/tile_config.h"
+
+namespace fa101::flash_decode {
+
+template <class Element_, int kTileIndex>
+struct Traits {
+    using Element = Element_;
+    static constexpr TileConfig kTile = kTiles[kTileIndex];
+    static constexpr int kHeadDim = kTile.head_dim;
+    static constexpr int kBlockM = kTile.block_m;
+    static constexpr int kBlockN = kTile.block_n;
+    static constexpr int kStages = kTile.stages;
+    static constexpr int kNThreads = 32 * kTile.num_warps;
+    static constexpr int kNumTeams = kTile.num_teams();
+    static constexpr int kTeamThreads = kNThreads / kNumTeams;
+    static constexpr bool kQInRegisters = kTile.q_in_registers();
+    static constexpr int kSmemBytes = kTile.smem_bytes();
+    static constexpr int kSmemBytesKV = kTile.smem_bytes_kv();
+
+    static_assert(kBlockM * kNumTeams == 16 * kTile.num_warps, "a warp owns 16 rows");
+    static_assert(kBlockN % 16 == 0 && kHeadDim % 32 == 0, "ldmatrix.x4 brings 16 x 16");
+    static_assert(kMinChunk % (kNumTeams * kBlockN) == 0, "splits begin where steps do");
+
+    // A tile of K or V is rows of kHeadDim elements in pieces of 16 bytes, the pieces permuted by
+    // XOR with the row number, so that 8 rows' pieces of one column (ldmatrix) and 8 pieces of one
+    // row (cp.async) both touch all 32 banks once.
+    static constexpr int kTileElements = kBlockN * kHeadDim;
+    static constexpr bool kWholeLines = kHeadDim % 64 == 0;  // rows of whole 128-byte lines
+    static __device__ __forceinline__ int offset(int row, int piece) {
+        return row * kHeadDim + 8 * (piece ^ (kWholeLines ? row % 8 : row / 2 % 4));
+    }
+
+    // Copies: kPieces threads read neighbouring pieces of a row, the team so many rows at a time.
+    static constexpr int kPieces = kWholeLines ? 8 : 4;
+    static constexpr int kRowsPerPass = kTeamThreads / kPieces;
+    static constexpr int kPasses = kBlockN / kRowsPerPass;
+    static constexpr int kPanels = kHeadDim / (8 * kPieces);
+    static_assert(kBlockN % kRowsPerPass == 0, "every thread copies as much");
+
+    // The merge of the teams: rows of O in float32; the padding spreads 8 rows over the banks.
+    static constexpr int kStrideO = kHeadDim + 8;
+};
+
+}  // namespace fa101::flash_decode

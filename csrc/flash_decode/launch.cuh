@@ -1,0 +1,54 @@
+// Host side of the kernel that splits the keys: the tile of a plan, and the launch.
+#pragma once
+
+#include <fa101/error.h>
+
+#include "common/launch.h"
+#include "common/mask.h"
+#include "flash_decode/family.h"
+#include "flash_decode/kernel.cuh"
+#include "flash_decode/kernel_traits.h"
+
+#include <cstdint>
+#include <iterator>
+#include <string>
+
+namespace fa101::flash_decode {
+
+template <class Traits>
+void run_kernel(const Problem& problem, const Tensors& tensors, const Partials& partials,
+                Stream stream) {
+    const auto kernel = flash_decode_kernel<Traits>;
+    const int64_t rows = problem.seqlen_q * problem.group_size();
+    const int64_t grid = problem.batch * problem.num_heads_kv * partials.num_splits *
+                         ceil_div<int64_t>(rows, Traits::kBlockM);
+    allow_shared_memory(kernel, "flash_decode_kernel", Traits::kSmemBytes);
+    kernel<<<static_cast<unsigned>(grid), Traits::kNThreads, Traits::kSmemBytes,
+             static_cast<cudaStream_t>(stream)>>>(problem, tensors, partials);
+    check_launch("flash_decode_kernel", grid, Traits::kNThreads, Traits::kSmemBytes);
+}
+
+// Runs the tile of the table that the plan names, of those for kHeadDim.
+template <int kHeadDim, int kTileIndex = 0>
+void run_hdim(const Plan& plan, const Problem& problem, const Tensors& tensors,
+              const Partials& partials, Stream stream) {
+    if constexpr (kTileIndex == std::size(kTiles)) {
+        throw Unsupported("fa2_cute split_kv has no tile of " + std::to_string(plan.tile.block_m) +
+                          " rows for head_dim " + std::to_string(kHeadDim));
+    } else {
+        if constexpr (kTiles[kTileIndex].head_dim == kHeadDim) {
+            if (plan.tile.block_m == kTiles[kTileIndex].block_m) {
+                if (problem.dtype_q == DType::kFloat16) {
+                    run_kernel<Traits<__half, kTileIndex>>(problem, tensors, partials, stream);
+                } else {
+                    run_kernel<Traits<__nv_bfloat16, kTileIndex>>(problem, tensors, partials,
+                                                                  stream);
+                }
+                return;
+            }
+        }
+        run_hdim<kHeadDim, kTileIndex + 1>(plan, problem, tensors, partials, stream);
+    }
+}
+
+}  // namespace fa101::flash_decode
