@@ -282,13 +282,13 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&word)[4]) {
 // maximum and the sum of the row are known, and right: they never meet V.
 template <class Traits>
 __device__ __forceinline__ void redo_row(const KernelParams& p, const TileCoord& coord, int row,
-                                         float offset, float inverse) {
+                                         int key_end, float offset, float inverse) {
     using Element = typename Traits::Element;
     const Tensors& t = p.t;
     const int head_kv = coord.bidh / p.group_size;
     const auto* q = static_cast<const Element*>(t.q_ptr) + coord.bidb * t.q_batch_stride +
                     coord.bidh * t.q_head_stride + row * t.q_row_stride;
-    const int key_begin = p.mask.key_begin(row), key_end = p.mask.key_end(row);
+    const int key_begin = Traits::kHasLeftBound ? p.mask.key_begin(row) : 0;
     const auto* k = static_cast<const Element*>(t.k_ptr) + coord.bidb * t.k_batch_stride +
                     head_kv * t.k_head_stride + key_begin * t.k_row_stride;
     const auto* v = static_cast<const Element*>(t.v_ptr) + coord.bidb * t.v_batch_stride +
@@ -331,6 +331,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     constexpr int kGroupM = Traits::kGroupM;
     constexpr int kBlockM = Traits::kBlockM;
     constexpr int kBox = Traits::kBox;
+    constexpr bool kHasLeftBound = Traits::kHasLeftBound;
 
     extern __shared__ __align__(1024) unsigned char smem[];
     auto& storage = *reinterpret_cast<typename Traits::SharedStorage*>(smem);
@@ -354,7 +355,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
 
     // Key blocks of a tile: it visits first + n for n = count - 1 ... 0; none if count <= 0.
     const auto first_block_of = [&](int m_block) {
-        return Traits::kHasLeftBound ? p.mask.n_block_begin(m_block * kBlockM, kBlockN) : 0;
+        return kHasLeftBound ? p.mask.n_block_begin(m_block * kBlockM, kBlockN) : 0;
     };
     const auto num_blocks_of = [&](int m_block) {
         return p.mask.n_block_end(min((m_block + 1) * kBlockM, p.seqlen_q), kBlockN) -
@@ -472,13 +473,15 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
             const int m_begin = coord.m_block * kBlockM + group * kGroupM;
             const int row = m_begin + thread / 32 * 16 + lane / 4;  // and row + 8
             const int key_end[2] = {p.mask.key_end(row), p.mask.key_end(row + 8)};
+            // Blocks from first_block on; whole for all rows of the group: [full_begin, full_end).
             const int first_block = first_block_of(coord.m_block);
-            int n_block = num_blocks_of(coord.m_block) - 1;
-            // Whole for all rows of the group: blocks [full_begin, full_end), from first_block on.
             const int full_begin =
                 p.mask.n_block_full_begin(min(m_begin + kGroupM, p.seqlen_q), kBlockN) -
                 first_block;
             const int full_end = p.mask.n_block_full_end(m_begin, kBlockN) - first_block;
+            int n_block = num_blocks_of(coord.m_block) - 1;
+            const int keys_loaded =
+                min((first_block + n_block + 1) * kBlockN, static_cast<int>(p.mask.seqlen_k));
 
             OnlineSoftmax softmax(p.softmax_scale_log2);
             float scores_scale[2];
@@ -512,8 +515,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
                     CUTE_UNROLL
                     for (int i = 0; i < size(acc_s); ++i) acc_s(i) *= p.logit_factor;
                 }
-                const int first_key = (first_block + n_block) * kBlockN + 2 * (lane % 4);
                 if (n_block >= full_end) {
+                    const int first_key = (first_block + n_block) * kBlockN + 2 * (lane % 4);
                     CUTE_UNROLL
                     for (int i = 0; i < size(acc_s); ++i) {
                         if (8 * (i / 4) + i % 2 >= key_end[row_of(i)] - first_key) {
@@ -521,7 +524,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
                         }
                     }
                 }
-                if (Traits::kHasLeftBound && n_block < full_begin) {
+                if (kHasLeftBound && n_block < full_begin) {
+                    const int first_key = (first_block + n_block) * kBlockN + 2 * (lane % 4);
                     const int key_begin[2] = {p.mask.key_begin(row), p.mask.key_begin(row + 8)};
                     CUTE_UNROLL
                     for (int i = 0; i < size(acc_s); ++i) {
@@ -582,7 +586,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
             for (int r = 0; r < 2; ++r) {
                 const int row_r = row + 8 * r;
                 const float row_sum = quad_sum(softmax.row_sum[r]);
-                const int key_begin = Traits::kHasLeftBound ? p.mask.key_begin(row_r) : 0;
+                const int key_begin = kHasLeftBound ? p.mask.key_begin(row_r) : 0;
                 const bool sees_a_key = key_begin < key_end[r];
                 inverse[r] = inverse_row_sum(row_sum);
                 if (p.t.lse_ptr != nullptr && lane % 4 == 0 && row_r < p.seqlen_q) {
@@ -607,11 +611,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
                             make_uint4(word[0], word[1], word[2], word[3]);
                     }
                 }
-                const int loaded_begin = first_block * kBlockN;
-                const int loaded_end = loaded_begin + num_blocks_of(coord.m_block) * kBlockN;
                 const bool hides_keys =
-                    loaded_begin < key_begin ||
-                    key_end[r] < min(loaded_end, static_cast<int>(p.mask.seqlen_k));
+                    first_block * kBlockN < key_begin || key_end[r] < keys_loaded;
                 redo[r] = zero != 0 && hides_keys && row_r < p.seqlen_q && sees_a_key &&
                           isfinite(inverse[r]);
             }
@@ -627,6 +628,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
                         return __shfl_sync(~0u, r == 0 ? x0 : x1, 4 * quad);
                     };
                     redo_row<Traits>(p, coord, row - lane / 4 + quad + 8 * r,
+                                     of_row(key_end[0], key_end[1]),
                                      of_row(softmax.offset(0), softmax.offset(1)),
                                      of_row(inverse[0], inverse[1]));
                 }

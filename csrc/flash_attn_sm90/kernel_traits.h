@@ -13,16 +13,16 @@
 
 namespace fa101::sm90 {
 
-template <class Element_, int kHeadDim_, int kGroups_, int kBlockN_ = block_n(kHeadDim_, kGroups_),
-          bool kTakesTurns_ = takes_turns(kHeadDim_)>
+template <class Element_, int kHeadDim_, int kGroups_, bool kHasLeftBound_ = false,
+          int kBlockN_ = block_n(kHeadDim_, kGroups_), bool kTakesTurns_ = takes_turns(kHeadDim_)>
 struct KernelTraits {
     using Element = Element_;
     static constexpr int kHeadDim = kHeadDim_;
     static constexpr int kGroups = kGroups_;  // consumer warpgroups
     static constexpr int kBlockN = kBlockN_;
     static constexpr bool kTakesTurns = kTakesTurns_;
-    static constexpr bool kHasLeftBound = kGroups == 2;  // see groups_for()
-    static constexpr int kGroupM = 64;                   // the rows of one wgmma
+    static constexpr bool kHasLeftBound = kHasLeftBound_;  // a window: Problem::mask_left
+    static constexpr int kGroupM = 64;                     // the rows of one wgmma
     static constexpr int kBlockM = kGroupM * kGroups;
     static constexpr int kThreads = 128 * (1 + kGroups);
 

@@ -140,7 +140,10 @@ void run_hdim(const Plan& plan, const Problem& problem, const Tensors& tensors, 
         using Element = decltype(element);
         constexpr int kMaxGroups = max_groups(kHeadDim);
         int* next_tile = plan.workspace_bytes > 0 ? static_cast<int*>(workspace) : nullptr;
-        if (plan.tile.block_m == 64 * kMaxGroups) {
+        if (problem.has_left_bound()) {
+            run_kernel<KernelTraits<Element, kHeadDim, 2, true>>(problem, tensors, next_tile,
+                                                                 stream);
+        } else if (plan.tile.block_m == 64 * kMaxGroups) {
             run_kernel<KernelTraits<Element, kHeadDim, kMaxGroups>>(problem, tensors, next_tile,
                                                                     stream);
         } else {
