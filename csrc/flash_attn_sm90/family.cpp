@@ -61,8 +61,8 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
 
 Tile tile(const Problem& p, const DeviceInfo& device) {
     const int head_dim = tile_head_dim(p);
-    const int groups = groups_for(p, device.num_sms, head_dim);
-    return {64 * groups, block_n(head_dim, groups), head_dim, 4 * (1 + groups), kStages};
+    const Config config = config_for(p, device.num_sms, head_dim);
+    return {config.block_m(), config.block_n, head_dim, 4 * (1 + config.groups), kStages};
 }
 
 int64_t workspace(const Plan& plan, const Problem& p) {

@@ -53,6 +53,7 @@
 // shared memory, of 227; K and V in two stages:
 //
 //   head_dim   tile         O    S    P   sum      Q    K+V   sum
+//   64         128 x  48    32   24   12   68      16    24    40     two blocks, 104 registers
 //   64         128 x 128    32   64   32  128      16    64    80
 //   64         192 x 128    32   64   32  128      24    64    88
 //   128        128 x 128    64   64   32  160      32   128   160
@@ -77,8 +78,11 @@
 //     equal shares            causal   +1  +2  +2      +7 +12 +15     +24 +39 +38
 //   2 of 8 exponentials as a  full     -6  -9 -12      -4  -6  -6
 //     polynomial              causal   -3  -8  -9      -2  -5  -6
+//   two blocks an SM, each    full      0  -9 -17
+//     of two groups, 48 keys  causal   +7  -4 -12
 //
-// What gained is here, what lost is not: turns only at 256, three groups where the rows are many.
+// What gained is here, what lost is not: turns only at 256, three groups where the rows are many,
+// two blocks where they are few.
 #pragma once
 
 #include <fa101/params.h>
@@ -322,7 +326,7 @@ __device__ __forceinline__ void redo_row(const KernelParams& p, const TileCoord&
 }
 
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads, 1)
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
     flash_attn_sm90_kernel(const __grid_constant__ KernelParams p) {
     using namespace cute;
     using Element = typename Traits::Element;

@@ -13,22 +13,24 @@
 
 namespace fa101::sm90 {
 
-template <class Element_, int kHeadDim_, int kGroups_, bool kHasLeftBound_ = false,
-          int kBlockN_ = block_n(kHeadDim_, kGroups_), bool kTakesTurns_ = takes_turns(kHeadDim_)>
+// kConfig is a function of head_dim that gives the Config: C++17 has no class values as arguments.
+template <class Element_, int kHeadDim_, Config (*kConfig)(int), bool kHasLeftBound_ = false>
 struct KernelTraits {
     using Element = Element_;
     static constexpr int kHeadDim = kHeadDim_;
-    static constexpr int kGroups = kGroups_;  // consumer warpgroups
-    static constexpr int kBlockN = kBlockN_;
-    static constexpr bool kTakesTurns = kTakesTurns_;
+    static constexpr int kGroups = kConfig(kHeadDim).groups;
+    static constexpr int kBlockN = kConfig(kHeadDim).block_n;
+    static constexpr int kBlocksPerSm = kConfig(kHeadDim).blocks_per_sm;
+    static constexpr bool kTakesTurns = kConfig(kHeadDim).takes_turns;
     static constexpr bool kHasLeftBound = kHasLeftBound_;  // a window: Problem::mask_left
     static constexpr int kGroupM = 64;                     // the rows of one wgmma
     static constexpr int kBlockM = kGroupM * kGroups;
     static constexpr int kThreads = 128 * (1 + kGroups);
 
-    // setmaxnreg: 65536 registers over kThreads, moved from the producer to the consumers.
+    // setmaxnreg: 65536 registers over the threads of all blocks, moved from the producer to the
+    // consumers.
     static constexpr int kProducerRegisters = kGroups == 2 ? 24 : 32;
-    static constexpr int kConsumerRegisters = kGroups == 2 ? 240 : 160;
+    static constexpr int kConsumerRegisters = kBlocksPerSm == 2 ? 104 : kGroups == 2 ? 240 : 160;
 
     // One TMA box is 64 elements (128 bytes, the swizzle's width) by a tile's rows; a tile is
     // head_dim / 64 boxes, one after the other. That is what these layouts say:

@@ -123,7 +123,7 @@ void run_kernel(const Problem& problem, const Tensors& tensors, int* next_tile, 
     check_cuda(
         cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, tensors.device_index),
         "cudaDevAttrMultiProcessorCount");
-    const int grid = std::min(p.num_tiles, num_sms);
+    const int grid = std::min(p.num_tiles, num_sms * Traits::kBlocksPerSm);
     if (next_tile != nullptr) {
         check_cuda(cudaMemsetAsync(next_tile, 0, sizeof(int), cuda_stream), "cudaMemsetAsync");
     }
@@ -138,17 +138,25 @@ void run_hdim(const Plan& plan, const Problem& problem, const Tensors& tensors, 
               Stream stream) {
     const auto run = [&](auto element) {
         using Element = decltype(element);
-        constexpr int kMaxGroups = max_groups(kHeadDim);
         int* next_tile = plan.workspace_bytes > 0 ? static_cast<int*>(workspace) : nullptr;
         if (problem.has_left_bound()) {
-            run_kernel<KernelTraits<Element, kHeadDim, 2, true>>(problem, tensors, next_tile,
-                                                                 stream);
-        } else if (plan.tile.block_m == 64 * kMaxGroups) {
-            run_kernel<KernelTraits<Element, kHeadDim, kMaxGroups>>(problem, tensors, next_tile,
-                                                                    stream);
-        } else {
-            run_kernel<KernelTraits<Element, kHeadDim, 2>>(problem, tensors, next_tile, stream);
+            return run_kernel<KernelTraits<Element, kHeadDim, two_groups, true>>(problem, tensors,
+                                                                                 next_tile, stream);
         }
+        if constexpr (kHeadDim == kTwinsHeadDim) {
+            if (plan.tile.block_n == kTwins.block_n) {
+                return run_kernel<KernelTraits<Element, kHeadDim, twins>>(problem, tensors,
+                                                                          next_tile, stream);
+            }
+        }
+        if constexpr (most_groups(kHeadDim).groups > 2) {
+            if (plan.tile.block_m == most_groups(kHeadDim).block_m()) {
+                return run_kernel<KernelTraits<Element, kHeadDim, most_groups>>(problem, tensors,
+                                                                                next_tile, stream);
+            }
+        }
+        run_kernel<KernelTraits<Element, kHeadDim, two_groups>>(problem, tensors, next_tile,
+                                                                stream);
     };
     if (problem.dtype_q == DType::kFloat16) {
         run(cutlass::half_t{});

@@ -14,43 +14,67 @@ namespace fa101::sm90 {
 // head_dim of the compiled tiles; TMA pads smaller ones with zeros.
 constexpr int kHeadDims[] = {64, 128, 256};
 
-// Consumer warpgroups of 64 query rows. Three hide more of each other's waiting than two, as long
-// as the registers last: 160 a thread instead of 240, so at 256, where O takes 128, there are two.
-constexpr int max_groups(int head_dim) { return head_dim <= 128 ? 3 : 2; }
+struct Config {
+    int groups;   // consumer warpgroups, of 64 query rows each
+    int block_n;  // keys of one step
+    int blocks_per_sm = 1;
+    // The groups take turns to issue their products. Gains 2 % at 256 and loses elsewhere.
+    bool takes_turns = false;
 
-// Keys of one step. 128 columns of S take 64 registers, as much as O at head_dim 128: three groups
-// hold both only with 80. At 256 it is shared memory that ends at 80.
-constexpr int block_n(int head_dim, int groups) {
-    return head_dim == 64 || (head_dim == 128 && groups == 2) ? 128 : 80;
+    constexpr int block_m() const { return 64 * groups; }
+};
+
+// Two groups: 240 registers a thread. 128 columns of S take 64 of them, as much as O at head_dim
+// 128. At 256 it is shared memory that ends at 80 keys.
+constexpr Config two_groups(int head_dim) {
+    if (head_dim == 256) return {2, 80, 1, true};
+    return {2, 128};
 }
 
-// The groups take turns to issue their products. Gains 2 % at 256 and loses elsewhere.
-constexpr bool takes_turns(int head_dim) { return head_dim == 256; }
+// Three groups hide more of each other's waiting, as long as the registers last: 160 a thread, so
+// at 128 they hold S of only 80 keys, and at 256, where O takes 128, there are two.
+constexpr Config most_groups(int head_dim) {
+    if (head_dim == 64) return {3, 128};
+    if (head_dim == 128) return {3, 80};
+    return two_groups(head_dim);
+}
+
+// Two blocks a multiprocessor for tiles that are over soon: one loads its first keys and writes O
+// while the other computes. 104 registers a thread leave room for head_dim 64 and 48 keys.
+constexpr Config kTwins = {2, 48, 2};
+constexpr int kTwinsHeadDim = 64;
+constexpr Config twins(int /*head_dim*/) { return kTwins; }
 
 constexpr int kStages = 2;  // K and V blocks in shared memory, each
 
-inline int groups_for(const Problem& p, int num_sms, int head_dim) {
+inline Config config_for(const Problem& p, int num_sms, int head_dim) {
+    const Config two = two_groups(head_dim);
+    if (p.has_left_bound()) return two;  // a window's bounds take the registers that others lack
     // Rows that tiles of so many groups compute, the empty ones of the last tile among them.
     const auto rows = [&p](int64_t groups) {
         return groups * 64 * ceil_div<int64_t>(p.seqlen_q, groups * 64);
     };
-    if (p.has_left_bound()) return 2;  // a window's bounds take the registers that three lack
+    const int64_t tiles = p.batch * p.num_heads * rows(2) / 128;
+    const bool is_short = p.seqlen_q <= 256 || (p.has_right_bound() && p.seqlen_q <= 1024);
+    if (head_dim == kTwinsHeadDim && is_short && tiles > num_sms) return kTwins;
     // Each SM has one tile at most: the shorter ends earlier.
-    if (p.batch * p.num_heads * rows(2) <= int64_t{128} * num_sms) return 2;
+    if (tiles <= num_sms) return two;
     bool three = false;
     if (head_dim == 64) {
         three = 4 * rows(3) <= 5 * rows(2) && (!p.has_right_bound() || p.seqlen_q > 1024);
     } else if (head_dim == 128) {
         three = p.seqlen_q > (p.has_right_bound() ? 4096 : 2048);
     }
-    return three ? 3 : 2;
+    return three ? most_groups(head_dim) : two;
 }
 
 // Blocks fetch the number of their next tile from a counter in the workspace. A few tiles of the
-// same length are as well dealt out in advance, which saves clearing the counter (1.8 us).
+// same length are as well dealt out in advance, and so are tiles that all run at once, which saves
+// clearing the counter (1.8 us).
 inline bool has_counter(const Tile& tile, const Problem& p) {
     const int64_t tiles = p.batch * p.num_heads * ceil_div<int64_t>(p.seqlen_q, tile.block_m);
-    return tiles > (p.has_right_bound() ? 64 : 512);
+    const bool are_twins = tile.head_dim == kTwinsHeadDim && tile.block_n == kTwins.block_n;
+    return tiles > (!p.has_right_bound() ? 512 : are_twins ? 256 : 64);
 }
 
 }  // namespace fa101::sm90
