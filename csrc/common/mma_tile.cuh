@@ -139,9 +139,13 @@ __device__ __forceinline__ void finish_logits(Tile<kM, kN>& s, const Problem& pr
     }
 }
 
-// The online softmax of common/online_softmax.h on a warp's 16 * kM rows.
+// The online softmax of common/online_softmax.h on a warp's 16 * kM rows. m follows the maximum only
+// when that is more than kSlack powers of two ahead (cute/softmax.cuh says why that is enough), so O
+// is hardly ever rescaled.
 template <int kM>
 struct OnlineSoftmax {
+    static constexpr float kSlack = 8.0f;
+
     float row_max[kM][2];
     float row_sum[kM][2];  // over this lane's columns
 
@@ -167,7 +171,9 @@ struct OnlineSoftmax {
                 for (int n = 0; n < kN; ++n) {
                     block_max = fmaxf(block_max, fmaxf(s[m][n][2 * i], s[m][n][2 * i + 1]));
                 }
-                const float new_max = fmaxf(row_max[m][i], quad_max(block_max));
+                block_max = quad_max(block_max);
+                const bool moves_row = block_max > row_max[m][i] + kSlack;
+                const float new_max = moves_row ? block_max : row_max[m][i];
                 const float shift = safe_row_max(new_max);
 #pragma unroll
                 for (int n = 0; n < kN; ++n) {
@@ -177,9 +183,9 @@ struct OnlineSoftmax {
                         block_sum += s[m][n][j];
                     }
                 }
-                rescale[m][i] = exp2_approx(row_max[m][i] - shift);
+                rescale[m][i] = moves_row ? exp2_approx(row_max[m][i] - shift) : 1.0f;
                 row_sum[m][i] = row_sum[m][i] * rescale[m][i] + block_sum;
-                moves |= new_max != row_max[m][i];
+                moves |= moves_row;
                 row_max[m][i] = new_max;
             }
         }

@@ -39,6 +39,7 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
         return std::string("it needs float32 for q, k, v and out; they have ") +
                name_of(p.dtype_q) + ", " + name_of(p.dtype_kv) + " and " + name_of(p.dtype_o);
     }
+    if (FA101_HAS_CUDA && !kIsBuilt) return "this build has none of its float32 code (FA101_ARCHS)";
     const std::string widest = std::to_string(std::max(p.head_dim, p.head_dim_v));
     if (find_tile(p, std::numeric_limits<int64_t>::max()) == nullptr) {
         return "head_dim is " + widest +
