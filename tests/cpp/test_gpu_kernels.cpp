@@ -148,8 +148,9 @@ struct Mirror {
     void* storage;
 };
 
-const DeviceInfo& gpu() {
-    static const DeviceInfo info = device_info({DeviceType::kCuda, 0});
+// The GPU as the planner sees it; a test may pretend that it has less shared memory.
+DeviceInfo& gpu() {
+    static DeviceInfo info = device_info({DeviceType::kCuda, 0});
     return info;
 }
 
@@ -587,6 +588,38 @@ TEST_CASE("window, softcap, bias, mask and lengths, alone and together") {
                 }
                 check(std::move(a), options, 2);
             }
+        }
+    }
+}
+
+TEST_CASE("tiles for GPUs with less shared memory") {  // FA-042: sm_86 and sm_89, sm_80
+    const int64_t own = gpu().smem_per_block;
+    for (int64_t kilobytes : {99, 163}) {
+        gpu().smem_per_block = kilobytes * 1024;
+        for (int64_t dim : {64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024}) {
+            for (DType dtype : kDTypes) {
+                check(dense(dtype, {1, 4, 2, 70, 150, dim, dim}), kBottomRight);
+                check(dense(dtype, {1, 4, 2, 1, 600, dim, dim}), kNoMask);
+            }
+        }
+    }
+    gpu().smem_per_block = own;
+}
+
+TEST_CASE("a small problem of every kernel") {  // for compute-sanitizer
+    for (int64_t dim : {64, 320, 520}) {
+        for (DType dtype : kDTypes) {
+            check(dense(dtype, {1, 2, 1, 70, 140, dim, dim}), kBottomRight);
+            Arrays a = dense(dtype, {2, 2, 1, 3, 600, dim - 1, dim - 1});
+            a.bias.emplace(dtype, std::vector<int64_t>{2, 1, 3, 600});
+            a.bias->fill_normal(7);
+            a.seqlens_k.emplace(DType::kInt32, std::vector<int64_t>{2});
+            auto* const lengths = static_cast<int32_t*>(a.seqlens_k->data());
+            lengths[0] = 533, lengths[1] = 0;
+            Options options;
+            options.window_left = 560;
+            options.softcap = 20;
+            check(std::move(a), options);
         }
     }
 }

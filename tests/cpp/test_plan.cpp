@@ -150,7 +150,8 @@ TEST_CASE("sm90's tile follows the problem; its counter, where needed, is in the
         return plan(p, kH200, "sm90").workspace_bytes;
     };
     CHECK(workspace(16, 256, false) == 0);
-    CHECK(workspace(16, 256, true) == 4);
+    CHECK(workspace(16, 256, true) == 0);  // two blocks an SM: all tiles run at once
+    CHECK(workspace(17, 256, true) == 4);
     CHECK(workspace(1, 256, true) == 0);
     CHECK(workspace(100, 256, false) == 4);
 }
@@ -215,6 +216,31 @@ TEST_CASE("auto splits the keys where queries are few, head_dim where it is over
         CHECK(contains(message<InvalidArgument>([&] { plan(wide, kA100, "fa2_cute", "split_q"); }),
                        "head_dim is " + std::to_string(head_dim)));
     }
+}
+
+TEST_CASE("every head_dim finds a tile in the shared memory of every GPU") {  // FA-042
+    for (const DeviceInfo& device : {kT4, kRtx3090, kA100, kH200}) {
+        for (int64_t head_dim : {64, 192, 256, 257, 320, 512, 768, 1024}) {
+            for (DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+                for (int64_t seqlen_q : {1, 1024}) {
+                    Problem p = problem(DeviceType::kCuda, dtype, head_dim);
+                    p.seqlen_q = seqlen_q;
+                    CAPTURE(device.name);
+                    CAPTURE(head_dim);
+                    const Plan chosen = plan(p, device);
+                    CHECK(chosen.tile.head_dim >= head_dim);
+                    const bool on_tensor_cores =
+                        dtype == DType::kFloat16 && (device.arch >= 80 || head_dim <= 256);
+                    if (on_tensor_cores && seqlen_q > 1) CHECK(chosen.kernel[0] != 'n');
+                }
+            }
+        }
+    }
+    DeviceInfo tiny = kA100;
+    tiny.smem_per_block = 16 * 1024;
+    const Problem p = problem(DeviceType::kCuda, DType::kFloat16, 512);
+    CHECK(contains(message<InvalidArgument>([&] { plan(p, tiny, "fa2_cute"); }), "shared memory"));
+    CHECK(picked(p, tiny) == "naive");
 }
 
 TEST_CASE("window, softcap, bias, mask and seqlens_k: kernels without them say so") {

@@ -309,11 +309,12 @@ def extra_problems(draw, kernel):
         st.tuples(st.integers(1, 3), st.integers(1, 2), st.sampled_from([1, 2, 4, 5]))
     )
     length = st.one_of(st.integers(1, 5), st.integers(1, 140), st.sampled_from([64, 128, 257]))
+    longer = st.sampled_from([513, 1100, 1700])  # split over blocks, where that is the strategy
     q, k, v = qkv(
         batch,
         heads_kv * group,
         draw(length),
-        draw(length),
+        draw(st.one_of(length, longer) if ":split_kv" in kernel else length),
         head_dim,
         heads_kv=heads_kv,
         head_dim_v=head_dim_v,

@@ -88,7 +88,7 @@ def test_repeats_agree(kernel):
     q, k, v = 3 * q, 3 * k, 3 * v
     first, first_lse = attend(q, k, v, causal=True, kernel=kernel)
     assert_attention(first, q, k, v, lse=first_lse, causal=True)
-    for _ in range(20 if q.is_cuda else 2):
+    for _ in range(100 if q.is_cuda else 2):
         out, lse = attend(q, k, v, causal=True, kernel=kernel)
         assert torch.equal(out, first)
         assert torch.equal(lse, first_lse)
