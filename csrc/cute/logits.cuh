@@ -48,8 +48,9 @@ CUTE_DEVICE void softcap_logits(Logits& s, LogitScale const& scale) {
 
 // Calls use(s(r, c), x) with the element x that belongs to the logit, of an array (query, key) that
 // starts at the tile's first query and key. coord(r, c) is the place of s(r, c) in the tile, of
-// which num_rows and num_keys exist; past them the last element stands in.
-template <class Logits, class Coord, class Element, class Use>
+// which num_rows and num_keys exist; past them the last element stands in. kThreadsPerRow threads
+// share a row of the tile.
+template <int kThreadsPerRow, class Logits, class Coord, class Element, class Use>
 CUTE_DEVICE void for_each_logit(Logits& s, Coord const& coord, const Element* array,
                                 int64_t row_stride, int64_t key_stride, int num_rows, int num_keys,
                                 Use const& use) {
@@ -57,10 +58,10 @@ CUTE_DEVICE void for_each_logit(Logits& s, Coord const& coord, const Element* ar
     struct alignas(2 * sizeof(Element)) Pair {
         Element x[2];
     };
-    // A thread's logits come in pairs of neighbours, and four threads share a row (fragment.cuh).
+    // A thread's logits come in pairs of neighbours (fragment.cuh).
     const bool pairs = key_stride == 1 && row_stride % 2 == 0 &&
                        reinterpret_cast<uintptr_t>(array) % sizeof(Pair) == 0 &&
-                       num_keys >= 4 * size<1>(s);
+                       num_keys >= kThreadsPerRow * size<1>(s);
     CUTE_UNROLL
     for (int r = 0; r < size<0>(s); ++r) {
         // Opaque as in gmem_tile: its multiples would wait in registers for the next row.

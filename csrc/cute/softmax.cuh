@@ -44,8 +44,18 @@ struct OnlineSoftmax {
     // NaN weight.
     template <class Logits, class Acc>
     CUTE_DEVICE void step(Logits& s, Acc& acc, float scale) {
-        using namespace cute;
         float block_max[kRows];
+        if (__any_sync(0xffffffffu, find_max(block_max, s, scale))) {
+            CUTE_UNROLL
+            for (int r = 0; r < kRows; ++r) raise(r, quad_max(block_max[r]), acc);
+        }
+        find_weights(s, row_sum, s, scale);
+    }
+
+    // The parts of a step. The maxima over this lane's columns, and whether one exceeds m too far.
+    template <class Logits>
+    CUTE_DEVICE bool find_max(float (&block_max)[kRows], Logits const& s, float scale) const {
+        using namespace cute;
         bool exceeds = false;
         CUTE_UNROLL
         for (int r = 0; r < kRows; ++r) {
@@ -55,27 +65,40 @@ struct OnlineSoftmax {
             block_max[r] *= scale;
             exceeds |= block_max[r] > row_max[r] + kSlack;
         }
-        if (__any_sync(0xffffffffu, exceeds)) {
+        return exceeds;
+    }
+
+    // Over the four lanes of a row.
+    CUTE_DEVICE static float quad_max(float x) {
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+        return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+    }
+
+    // Moves m of row r to the block's maximum if that exceeds it too far.
+    template <class Acc>
+    CUTE_DEVICE void raise(int r, float block_max, Acc& acc) {
+        using namespace cute;
+        if (block_max > row_max[r] + kSlack) {
+            const float rescale = exp2_approx(row_max[r] - block_max);
+            row_max[r] = block_max;
+            row_sum[r] *= rescale;
             CUTE_UNROLL
-            for (int r = 0; r < kRows; ++r) {
-                block_max[r] = fmaxf(block_max[r], __shfl_xor_sync(0xffffffffu, block_max[r], 1));
-                block_max[r] = fmaxf(block_max[r], __shfl_xor_sync(0xffffffffu, block_max[r], 2));
-                if (block_max[r] > row_max[r] + kSlack) {
-                    const float rescale = exp2_approx(row_max[r] - block_max[r]);
-                    row_max[r] = block_max[r];
-                    row_sum[r] *= rescale;
-                    CUTE_UNROLL
-                    for (int c = 0; c < size<1>(acc); ++c) acc(r, c) *= rescale;
-                }
-            }
+            for (int c = 0; c < size<1>(acc); ++c) acc(r, c) *= rescale;
         }
+    }
+
+    // The weights, which may take the place of the logits, and their sum on top of `sum`.
+    template <class Weights, class Logits>
+    CUTE_DEVICE void find_weights(Weights& weights, float (&sum)[kRows], Logits const& s,
+                                  float scale) const {
+        using namespace cute;
         CUTE_UNROLL
         for (int r = 0; r < kRows; ++r) {
             const float m = safe_row_max(row_max[r]);
             CUTE_UNROLL
             for (int c = 0; c < size<1>(s); ++c) {
-                s(r, c) = exp2_approx(s(r, c) * scale - m);
-                row_sum[r] += s(r, c);
+                weights(r, c) = exp2_approx(s(r, c) * scale - m);
+                sum[r] += weights(r, c);
             }
         }
     }

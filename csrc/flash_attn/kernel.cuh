@@ -35,8 +35,22 @@
 // 4 * head_dim * kBlockM FLOP, so kBlockM = 128 FLOP a byte, mostly served by L2 because blocks of
 // one head run side by side. Shared: ldmatrix.x4 brings 512 bytes (4 cycles) that feed kWarpM / 8
 // mma. With 32 rows a warp, S = Q K^T at head_dim 128 reads 5 such pieces for 12 mma, P V 8 for 32:
-// both together keep shared memory busy for about 3/4 of the time of the tensor cores. With 16
-// rows, as head_dim 256 leaves no registers for more, it is shared memory that sets the pace.
+// both together keep shared memory busy for about 3/4 of the time of the tensor cores.
+//
+// Pairs. At head_dim 256 O of 32 rows would fill the registers, and with 16 rows a warp shared
+// memory sets the pace. So two warps share 32 rows (kWarpsN = 2): of S = Q K^T each computes half
+// the keys of the block, of O = P V half the columns. O is again 32 x 128 a warp, S 32 x 32. P V
+// needs all of P, which therefore goes through shared memory; K and V are read half as often:
+//
+//   KB a step of 128 x 64           Q    K    V    P   cp.async  together
+//   8 warps, 16 rows each          64  256  256    -     64        640    = 5120 cycles
+//   4 pairs, 32 rows each         128  128  128   48     64        496    = 3968
+//   (2048 mma at 1.6 to 2 cycles                                            3300 to 4100)
+//
+// One barrier of the 64 threads a step says that both halves of P are there and whether the maximum
+// of some row has moved too far. P was written with the old one, at a venture; if it has moved, the
+// warps exchange their maxima, rescale, and write P again. Both see the same maxima, so they decide
+// alike. Each sums its own weights; the sums meet at the end.
 //
 // Next rung (sm90): wgmma reads its operands from shared memory by itself, once for 64 rows, TMA
 // moves tiles without threads or addresses, and a warp that only loads leaves the registers to
@@ -57,6 +71,7 @@
 #include "cute/mask.cuh"
 #include "cute/softmax.cuh"
 #include "flash_attn/kernel_traits.h"
+#include "flash_attn/pair.cuh"
 
 #include <cute/tensor.hpp>
 
@@ -73,7 +88,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
     using Element = typename Traits::Element;
     constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
     constexpr int kHeadDim = Traits::kHeadDim, kStages = Traits::kStages;
-    constexpr int kNThreads = Traits::kNThreads;
+    constexpr int kNThreads = Traits::kNThreads, kWarpsN = Traits::kWarpsN;
     using TileQ = Shape<Int<kBlockM>, Int<kHeadDim>>;
     using TileKV = Shape<Int<kBlockN>, Int<kHeadDim>>;
     using TileS = Shape<Int<kBlockM>, Int<kBlockN>>;
@@ -146,23 +161,26 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
     // ---- Products: fragments in registers ----
     typename Traits::TiledMma tiled_mma;
     using SmemCopyAtom = typename Traits::SmemCopyAtom;
-    const auto smem_copy_q = make_tiled_copy_A(SmemCopyAtom{}, tiled_mma);
+    const auto smem_copy_a = make_tiled_copy_A(SmemCopyAtom{}, tiled_mma);
     const auto smem_copy_k = make_tiled_copy_B(SmemCopyAtom{}, tiled_mma);
     const auto smem_copy_v =
         make_tiled_copy_B(typename Traits::SmemCopyAtomTransposed{}, tiled_mma);
+    const auto smem_copy_c = make_tiled_copy_C(typename Traits::SmemCopyAtomC{}, tiled_mma);
     Tensor tSrQ =
         make_tensor<Element>(partition_shape_A(tiled_mma, TileQ{}));  // (MMA=8, MMA_M, MMA_K)
     Tensor acc_o = partition_fragment_C(tiled_mma, TileQ{});          // (MMA=4, MMA_M, MMA_K)
     Tensor o = rows_and_cols(acc_o);                                  // (2 * MMA_M, 2 * MMA_K)
-    OnlineSoftmax<decltype(size<0>(o))::value> softmax;
+    constexpr int kRows = decltype(size<0>(o))::value;
+    OnlineSoftmax<kRows> softmax;
+    [[maybe_unused]] bool has_max = false;  // this warp has been through a step
     clear(acc_o);
 
-    // From shared memory to tSrQ, k-step by k-step.
-    const auto q_loader = [&] {
-        const auto thr_copy = smem_copy_q.get_thread_slice(thread());
-        return [&, tSsQ = thr_copy.partition_S(sQ),  // (CPY=8, MMA_M, MMA_K)
-                tSrQ_copy = thr_copy.retile_D(tSrQ)](int k) mutable {
-            copy(smem_copy_q, tSsQ(_, _, k), tSrQ_copy(_, _, k));
+    // Q or P from shared memory to fragments, k-step by k-step.
+    const auto a_loader = [&](int thread, auto const& sA, auto& tCrA) {
+        const auto thr_copy = smem_copy_a.get_thread_slice(thread);
+        return [&, tCsA = thr_copy.partition_S(sA),  // (CPY=8, MMA_M, MMA_K)
+                tCrA_copy = thr_copy.retile_D(tCrA)](int k) mutable {
+            copy(smem_copy_a, tCsA(_, _, k), tCrA_copy(_, _, k));
         };
     };
 
@@ -192,7 +210,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
         if constexpr (Traits::kQInRegisters) {
             cp_async_wait<kStages - 2>();
             __syncthreads();
-            auto load_q = q_loader();
+            auto load_q = a_loader(thread(), sQ, tSrQ);
             CUTE_UNROLL
             for (int k = 0; k < size<2>(tSrQ); ++k) load_q(k);
         }
@@ -205,9 +223,9 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
         const int n_begin = n_block * kBlockN;
         const auto for_each = [&](const auto* array, int64_t row_stride, int64_t key_stride,
                                   auto const& use) {
-            for_each_logit(s, s_coord, array + here.m_begin * row_stride + n_begin * key_stride,
-                           row_stride, key_stride, seqlen_q - here.m_begin,
-                           tile_mask.num_keys - n_begin, use);
+            for_each_logit<4 * kWarpsN>(
+                s, s_coord, array + here.m_begin * row_stride + n_begin * key_stride, row_stride,
+                key_stride, seqlen_q - here.m_begin, tile_mask.num_keys - n_begin, use);
         };
         if (problem.softcap > 0.0f) {
             softcap_logits(s, scale);
@@ -234,6 +252,54 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
         }
     };
 
+    // ---- Weights: rounded, in registers (MMA=4, MMA_M, MMA_N), or of a pair in shared memory, and
+    //      then what is returned is the A operand yet to be loaded (MMA=8, MMA_M, MMA_K) ----
+    const auto weights_of = [&](auto& acc_s, auto const& s_coord, auto is_masked,
+                                [[maybe_unused]] auto thread) {
+        Tensor s = rows_and_cols(acc_s);
+        const float scale_log2 = kHasExtras ? 1.0f : scale.log2;
+        if constexpr (kWarpsN == 1) {
+            softmax.step(s, o, scale_log2);
+            return round_to<Element>(acc_s);
+        } else {
+            float block_max[kRows], other_max[kRows], sum[kRows];
+            // The first step has no maximum to try. A step without masks tries nevertheless: asking
+            // would part its exp2 from the last products of Q K^T, which run at the same time.
+            bool tries = !decltype(is_masked)::value || has_max;
+            bool exceeds = softmax.find_max(block_max, s, scale_log2) || !tries;
+            has_max = true;
+            CUTE_NO_UNROLL
+            while (true) {  // at most two rounds
+                if (tries) {
+                    Tensor acc_p = make_fragment_like(acc_s);
+                    Tensor p = rows_and_cols(acc_p);
+                    CUTE_UNROLL
+                    for (int r = 0; r < kRows; ++r) sum[r] = 0.0f;
+                    softmax.find_weights(p, sum, s, scale_log2);
+                    // Summed now: the weights must not wait in registers for the partner.
+                    CUTE_UNROLL
+                    for (int r = 0; r < kRows; ++r) asm volatile("" : "+f"(sum[r]));
+                    Tensor rP = round_to<Element>(acc_p);
+                    const auto thr_copy = smem_copy_c.get_thread_slice(thread());
+                    copy(smem_copy_c, thr_copy.retile_S(rP), thr_copy.partition_D(shared.tile_p()));
+                }
+                if (!pair_any(thread() / 64, exceeds)) break;
+                exceeds = false;
+                tries = true;
+                CUTE_UNROLL
+                for (int r = 0; r < kRows; ++r) block_max[r] = softmax.quad_max(block_max[r]);
+                pair_exchange(thread() / 32, block_max, other_max, shared.row_values, s_coord);
+                CUTE_UNROLL
+                for (int r = 0; r < kRows; ++r) {
+                    softmax.raise(r, fmaxf(block_max[r], other_max[r]), o);
+                }
+            }
+            CUTE_UNROLL
+            for (int r = 0; r < kRows; ++r) softmax.row_sum[r] += sum[r];
+            return make_tensor<Element>(partition_shape_A(tiled_mma, TileS{}));
+        }
+    };
+
     // ---- Main loop ----
     const auto step = [&](int n_block, auto is_masked) {
         constexpr bool kIsMasked = decltype(is_masked)::value;
@@ -254,8 +320,8 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
         }
         cp_async_fence();
 
-        // A warp none of whose rows sees the block has nothing to do in it.
-        const int first_row = thread() / 32 * Traits::kWarpM;
+        // A warp none of whose rows sees the block has nothing to do in it; nor has its partner.
+        const int first_row = thread() / 32 / kWarpsN * Traits::kWarpM;
         if (!kIsMasked || nonfinite ||
             (block_mask.key_end(first_row + Traits::kWarpM - 1) > 0 &&
              block_mask.key_begin(first_row) < kBlockN)) {
@@ -267,14 +333,21 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
                           InRegisters{});
             } else {
                 warp_gemm(tiled_mma, smem_copy_k, acc_s, tSrQ, sK(_, _, stage), thread(),
-                          q_loader());
+                          a_loader(thread(), sQ, tSrQ));
             }
             const auto thr_mma = tiled_mma.get_thread_slice(thread());
             Tensor s_coord = rows_and_cols(thr_mma.partition_C(cS));
+            // Pairs read the index for P V before they wait for each other, not after.
+            const auto thread_pv = [&] {
+                if constexpr (kWarpsN == 1) {
+                    return thread;
+                } else {
+                    return [index = thread()] { return index; };
+                }
+            }();
             if constexpr (kHasExtras) finish_logits(s, s_coord, n_block, is_masked);
             if constexpr (kIsMasked) mask_logits(s, s_coord, block_mask);
-            softmax.step(s, o, kHasExtras ? 1.0f : scale.log2);
-            Tensor rP = round_to<Element>(acc_s);  // (MMA=4, MMA_M, MMA_N)
+            Tensor rP = weights_of(acc_s, s_coord, is_masked, thread_pv);
             if (kIsMasked && nonfinite) {
                 const auto sees = [&](int row, int key) {
                     if (key < block_mask.key_begin(row) || key >= block_mask.key_end(row)) {
@@ -294,8 +367,13 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
                 clear_nonfinite(thr_copy.partition_D(sV(_, _, stage)));
                 __syncthreads();
             }
-            warp_gemm(tiled_mma, smem_copy_v, acc_o, as_a_operand(rP), sVt(_, _, stage), thread(),
-                      InRegisters{});
+            if constexpr (kWarpsN == 1) {
+                warp_gemm(tiled_mma, smem_copy_v, acc_o, as_a_operand(rP), sVt(_, _, stage),
+                          thread(), InRegisters{});
+            } else {
+                warp_gemm(tiled_mma, smem_copy_v, acc_o, rP, sVt(_, _, stage), thread_pv(),
+                          a_loader(thread_pv(), shared.tile_p(), rP));
+            }
         }
     };
     // The caller's mask may hide keys of any block.
@@ -317,6 +395,12 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
     const auto thr_mma = tiled_mma.get_thread_slice(thread());
     Tensor o_coord = rows_and_cols(thr_mma.partition_C(cQ));  // (2 * MMA_M, 2 * MMA_K)
     softmax.finish();
+    if constexpr (kWarpsN == 2) {
+        float other_sum[kRows];
+        pair_exchange(thread() / 32, softmax.row_sum, other_sum, shared.row_values, o_coord);
+        CUTE_UNROLL
+        for (int r = 0; r < kRows; ++r) softmax.row_sum[r] += other_sum[r];
+    }
     CUTE_UNROLL
     for (int r = 0; r < size<0>(o); ++r) {
         const int row = out.m_begin + get<0>(o_coord(r, 0));
@@ -328,11 +412,10 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
                 log_sum_exp(softmax.row_max[r], softmax.row_sum[r]);
         }
     }
-    // A warp writes and reads only its own rows of sQ up to here.
+    // A warp writes and reads only its own rows of sQ up to here, and its partner has read them.
     Tensor rO = round_to<Element>(acc_o);  // (MMA=4, MMA_M, MMA_K)
-    const auto smem_copy_o = make_tiled_copy_C(typename Traits::SmemCopyAtomO{}, tiled_mma);
-    const auto smem_thr_copy_o = smem_copy_o.get_thread_slice(thread());
-    copy(smem_copy_o, smem_thr_copy_o.retile_S(rO), smem_thr_copy_o.partition_D(sQ));
+    const auto smem_thr_copy_c = smem_copy_c.get_thread_slice(thread());
+    copy(smem_copy_c, smem_thr_copy_c.retile_S(rO), smem_thr_copy_c.partition_D(sQ));
     __syncthreads();
     auto* o_ptr = static_cast<Element*>(tensors.o_ptr) + out.batch * tensors.o_batch_stride +
                   out.head * tensors.o_head_stride;

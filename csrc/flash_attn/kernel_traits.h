@@ -11,7 +11,7 @@
 namespace fa101 {
 
 template <class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kNWarps_, int kStages_,
-          bool kQInRegisters_, int kBlocksPerSm_>
+          bool kQInRegisters_, int kBlocksPerSm_, int kWarpsN_>
 struct Fa2CuteTraits {
     using Element = Element_;
     static constexpr int kHeadDim = kHeadDim_;
@@ -22,24 +22,33 @@ struct Fa2CuteTraits {
     static constexpr int kStages = kStages_;
     static constexpr bool kQInRegisters = kQInRegisters_;
     static constexpr int kBlocksPerSm = kBlocksPerSm_;
+    static constexpr int kWarpsN = kWarpsN_;
 
-    static_assert(kBlockM % (16 * kNWarps) == 0, "a warp owns whole 16-row mma tiles");
-    static_assert(kBlockN % 16 == 0, "ldmatrix.x4 brings 16 keys at a time");
+    static_assert(kWarpsN == 1 || kWarpsN == 2, "a warp has its rows alone or with one other");
+    static_assert(kBlockM % (16 * kNWarps / kWarpsN) == 0, "a warp has whole 16-row mma tiles");
+    static_assert(kBlockN % (16 * kWarpsN) == 0, "ldmatrix.x4 brings 16 keys at a time");
     static_assert(kHeadDim % 32 == 0, "the narrowest swizzled row is 32 elements");
 
     // Warps are stacked along the queries, each with kWarpM consecutive rows and all keys, so that
-    // a row's softmax stays within a warp. The 16 along N makes one ldmatrix.x4 a pair of B tiles.
-    static constexpr int kWarpM = kBlockM / kNWarps;
+    // a row's softmax stays within a warp; or in pairs, which take turns along the keys of S and
+    // the columns of O, 16 each. The 16 makes one ldmatrix.x4 two B tiles. The warps of a pair are
+    // neighbours and thus on different quarters of the SM, each of which has a warp of another pair
+    // to go on with while one waits.
+    static constexpr int kWarpsM = kNWarps / kWarpsN;
+    static constexpr int kWarpM = kBlockM / kWarpsM;
     using MmaAtom = std::conditional_t<std::is_same_v<Element, cutlass::half_t>,
                                        cute::SM80_16x8x16_F32F16F16F32_TN,
                                        cute::SM80_16x8x16_F32BF16BF16F32_TN>;
     using RowsOfWarps =
-        cute::Layout<cute::Shape<cute::_16, cute::Int<kNWarps>, cute::Int<kWarpM / 16>>,
+        cute::Layout<cute::Shape<cute::_16, cute::Int<kWarpsM>, cute::Int<kWarpM / 16>>,
                      cute::Stride<cute::_1, cute::Int<kWarpM>, cute::_16>>;
+    using ColumnsOfWarps = cute::Layout<cute::Shape<cute::_8, cute::Int<kWarpsN>, cute::_2>,
+                                        cute::Stride<cute::_1, cute::_16, cute::_8>>;
     using TiledMma =
         cute::TiledMMA<cute::MMA_Atom<MmaAtom>,
-                       cute::Layout<cute::Shape<cute::Int<kNWarps>, cute::_1, cute::_1>>,
-                       cute::Tile<RowsOfWarps, cute::_16, cute::_16>>;
+                       cute::Layout<cute::Shape<cute::Int<kWarpsM>, cute::Int<kWarpsN>, cute::_1>,
+                                    cute::Stride<cute::Int<kWarpsN>, cute::_1, cute::_0>>,
+                       cute::Tile<RowsOfWarps, ColumnsOfWarps, cute::_16>>;
 
     // Shared memory: panels of 64 (or 32) columns, so that a row of a panel is 128 (64) bytes, and
     // its 16-byte pieces permuted by XOR with the row number. Reading 8 rows of one column
@@ -59,8 +68,21 @@ struct Fa2CuteTraits {
         cute::Layout<cute::Shape<cute::Int<kHeadDim>, cute::Int<kBlockN>, cute::Int<kStages>>,
                      cute::Stride<cute::Int<kBlockN>, cute::_1, cute::Int<kBlockN * kHeadDim>>>{}));
 
+    // What a pair of warps has in common: the weights, and a number for every row from either.
+    struct Alone {};
+    struct Pairs {
+        using SmemLayoutP = decltype(cute::tile_to_shape(
+            SmemAtom{}, cute::Shape<cute::Int<kBlockM>, cute::Int<kBlockN>>{}));
+        alignas(128) Element p[kBlockM * kBlockN];
+        float row_values[kWarpsN][kBlockM];
+
+        CUTE_DEVICE auto tile_p() {  // (BlockM, BlockN)
+            return cute::make_tensor(cute::make_smem_ptr(p), SmemLayoutP{});
+        }
+    };
+
     // O leaves through the memory of Q.
-    struct SharedStorage {
+    struct SharedStorage : std::conditional_t<kWarpsN == 1, Alone, Pairs> {
         alignas(128) Element q[cute::cosize_v<SmemLayoutQ>];
         alignas(128) Element k[cute::cosize_v<SmemLayoutKV>];
         alignas(128) Element v[cute::cosize_v<SmemLayoutKV>];
@@ -77,7 +99,7 @@ struct Fa2CuteTraits {
 
     using SmemCopyAtom = cute::Copy_Atom<cute::SM75_U32x4_LDSM_N, Element>;
     using SmemCopyAtomTransposed = cute::Copy_Atom<cute::SM75_U16x8_LDSM_T, Element>;
-    using SmemCopyAtomO = cute::Copy_Atom<cute::UniversalCopy<uint32_t>, Element>;
+    using SmemCopyAtomC = cute::Copy_Atom<cute::UniversalCopy<uint32_t>, Element>;
 };
 
 }  // namespace fa101

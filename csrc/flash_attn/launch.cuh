@@ -20,11 +20,10 @@ namespace fa101::fa2_cute {
 
 template <class Element, int kTileIndex, bool kHasExtras>
 void run_kernel(const Problem& problem, const Tensors& tensors, Stream stream) {
-    constexpr TileConfig kTile =
-        kHasExtras ? kTiles[kTileIndex].with_extras() : kTiles[kTileIndex];
+    constexpr TileConfig kTile = kHasExtras ? kTiles[kTileIndex].with_extras() : kTiles[kTileIndex];
     using Traits =
         Fa2CuteTraits<Element, kTile.head_dim, kTile.block_m, kTile.block_n, kTile.num_warps,
-                      kTile.stages, kTile.q_in_registers, kTile.blocks_per_sm>;
+                      kTile.stages, kTile.q_in_registers, kTile.blocks_per_sm, kTile.warps_n>;
     constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
     static_assert(kSmemBytes == kTile.smem_bytes(), "the planner counts the same bytes");
     const auto kernel = fa2_cute_kernel<Traits, kHasExtras>;
