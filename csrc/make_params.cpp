@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <sstream>
 #include <string>
 
 namespace fa101 {
@@ -15,6 +16,9 @@ namespace {
 
 // Kernels count rows and blocks in 32 bits (offsets are 64-bit), with room for the last tile.
 constexpr int64_t kMaxSeqlen = std::numeric_limits<int32_t>::max() - 4096;
+
+// What kernels divide by and multiply with stays far from float32's ends.
+constexpr float kMinSoftcap = 1e-20f, kMaxSoftcap = 1e20f;
 
 std::string describe(const int64_t* values, int n) {
     std::string text = "(";
@@ -72,6 +76,10 @@ Axes axes_of(const TensorView& t, const char* name, Layout layout) {
                               std::to_string(t.shape[s]) + "; at most " +
                               std::to_string(kMaxSeqlen) + " is supported");
     }
+    if (t.shape[3] > kMaxSeqlen) {
+        throw InvalidArgument(std::string(name) + " has head_dim " + std::to_string(t.shape[3]) +
+                              "; at most " + std::to_string(kMaxSeqlen) + " is supported");
+    }
     if (!empty && t.data == nullptr) {
         throw InvalidArgument(std::string(name) + " has no data (a null pointer)");
     }
@@ -114,7 +122,8 @@ BroadcastStrides broadcast_strides(const TensorView& t, const char* name, const 
         size *= t.shape[i];
     }
     if (!fits) {
-        throw InvalidArgument(std::string(name) + " has shape " +
+        throw InvalidArgument(std::string(name) + " has " + std::to_string(t.ndim) +
+                              " dimensions, shape " +
                               describe(t.shape, std::min(t.ndim, kMaxDims)) +
                               "; it must have 2 to 4 axes that broadcast to (batch, heads, "
                               "seqlen_q, seqlen_k) = " +
@@ -220,105 +229,9 @@ Params make_params(const TensorView& q, const TensorView& k, const TensorView& v
     require_same("head_dim", "out", ao.dim, "v", av.dim);
     require_output(o, "out");
 
-    const struct {
-        const char* name;
-        const TensorView* view;
-    } inputs[] = {{"q", &q},
-                  {"k", &k},
-                  {"v", &v},
-                  {"bias", options.bias},
-                  {"mask", options.mask},
-                  {"seqlens_k", options.seqlens_k}};
-    for (const auto& input : inputs) {
-        if (input.view != nullptr && share_memory(o, *input.view)) {
-            throw InvalidArgument(std::string("out overlaps ") + input.name +
-                                  " in memory; kernels write while they read");
-        }
-    }
-
-    if (lse != nullptr) {
-        const int64_t expected[3] = {aq.batch, aq.heads, aq.rows};
-        if (lse->dtype != DType::kFloat32) {
-            throw InvalidType(std::string("lse has dtype ") + name_of(lse->dtype) +
-                              "; it must be float32");
-        }
-        require_device(*lse, "lse", q);
-        int64_t dense = 1;
-        bool fits = lse->ndim == 3;
-        for (int i = 2; fits && i >= 0; --i) {
-            fits = lse->shape[i] == expected[i] && (expected[i] <= 1 || lse->strides[i] == dense);
-            dense *= std::max<int64_t>(expected[i], 1);
-        }
-        if (!fits) {
-            throw InvalidArgument("lse has shape " + describe(lse->shape, lse->ndim) +
-                                  " and strides " + describe(lse->strides, lse->ndim) +
-                                  "; it must be contiguous with shape (batch, heads, seqlen_q) = " +
-                                  describe(expected, 3));
-        }
-        require_output(*lse, "lse");
-        if (share_memory(*lse, o)) throw InvalidArgument("lse overlaps out in memory");
-        for (const auto& input : inputs) {
-            if (input.view != nullptr && share_memory(*lse, *input.view)) {
-                throw InvalidArgument(std::string("lse overlaps ") + input.name + " in memory");
-            }
-        }
-    }
-
-    const float default_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(aq.dim)));
-    const float softmax_scale = options.softmax_scale.value_or(default_scale);
-    if (!std::isfinite(softmax_scale)) {
-        throw InvalidArgument("softmax_scale is " + std::to_string(softmax_scale) +
-                              "; it must be finite");
-    }
-
-    if (!std::isfinite(options.softcap) || options.softcap < 0) {
-        throw InvalidArgument("softcap is " + std::to_string(options.softcap) +
-                              "; it must be finite and at least 0 (0: none)");
-    }
-
     Params params;
     Problem& p = params.problem;
-    p.batch = aq.batch;
-    p.num_heads = aq.heads;
-    p.num_heads_kv = ak.heads;
-    p.seqlen_q = aq.rows;
-    p.seqlen_k = ak.rows;
-    p.head_dim = aq.dim;
-    p.head_dim_v = av.dim;
-    p.device = q.device.type;
-    p.dtype_q = q.dtype;
-    p.dtype_kv = k.dtype;
-    p.dtype_o = o.dtype;
-    p.softmax_scale = softmax_scale;
-    p.softcap = options.softcap;
-    const bool bottom_right = options.align == Align::kBottomRight;
-    const int64_t diagonal = bottom_right ? ak.rows - aq.rows : 0;
-    const int64_t left = window_bound(options.window_left, "window_left");
-    int64_t right = window_bound(options.window_right, "window_right");
-    if (options.causal) right = std::min<int64_t>(right, 0);
-    if (left != Problem::kUnbounded) p.mask_left = diagonal - left;
-    if (right != Problem::kUnbounded) p.mask_right = diagonal + right;
-    p.has_bias = options.bias != nullptr;
-    p.has_mask = options.mask != nullptr;
-    p.has_seqlens_k = options.seqlens_k != nullptr;
-    p.diagonal_follows_seqlens_k = p.has_seqlens_k && bottom_right;
-    p.aligned16 = is_aligned16(q) && is_aligned16(k) && is_aligned16(v) && is_aligned16(o);
-    p.tma = is_tma_addressable(q) && is_tma_addressable(k) && is_tma_addressable(v);
-
     Tensors& t = params.tensors;
-    t.q_ptr = q.data;
-    t.k_ptr = k.data;
-    t.v_ptr = v.data;
-    t.o_ptr = o.data;
-    t.lse_ptr = lse != nullptr ? static_cast<float*>(lse->data) : nullptr;
-    t.q_batch_stride = aq.batch_stride, t.q_head_stride = aq.head_stride;
-    t.k_batch_stride = ak.batch_stride, t.k_head_stride = ak.head_stride;
-    t.v_batch_stride = av.batch_stride, t.v_head_stride = av.head_stride;
-    t.o_batch_stride = ao.batch_stride, t.o_head_stride = ao.head_stride;
-    t.q_row_stride = aq.row_stride, t.k_row_stride = ak.row_stride;
-    t.v_row_stride = av.row_stride, t.o_row_stride = ao.row_stride;
-    t.device_index = q.device.index;
-
     const int64_t logits[4] = {aq.batch, aq.heads, aq.rows, ak.rows};
     if (const TensorView* bias = options.bias) {
         if (bias->dtype != DType::kFloat32 && bias->dtype != q.dtype) {
@@ -361,6 +274,110 @@ Params make_params(const TensorView& q, const TensorView& k, const TensorView& v
         t.seqlens_k_ptr = static_cast<const int32_t*>(lengths->data);
         t.seqlens_k_stride = lengths->strides[0];
     }
+
+    const struct {
+        const char* name;
+        const TensorView* view;
+    } inputs[] = {{"q", &q},
+                  {"k", &k},
+                  {"v", &v},
+                  {"bias", options.bias},
+                  {"mask", options.mask},
+                  {"seqlens_k", options.seqlens_k}};
+    for (const auto& input : inputs) {
+        if (input.view != nullptr && share_memory(o, *input.view)) {
+            throw InvalidArgument(std::string("out overlaps ") + input.name +
+                                  " in memory; kernels write while they read");
+        }
+    }
+
+    if (lse != nullptr) {
+        const int64_t expected[3] = {aq.batch, aq.heads, aq.rows};
+        if (lse->dtype != DType::kFloat32) {
+            throw InvalidType(std::string("lse has dtype ") + name_of(lse->dtype) +
+                              "; it must be float32");
+        }
+        require_device(*lse, "lse", q);
+        const bool is_empty = expected[0] * expected[1] == 0 || expected[2] == 0;
+        int64_t dense = 1;
+        bool fits = lse->ndim == 3;
+        for (int i = 2; fits && i >= 0; --i) {
+            fits = lse->shape[i] == expected[i] &&
+                   (is_empty || expected[i] <= 1 || lse->strides[i] == dense);
+            dense *= expected[i];
+        }
+        if (!fits) {
+            const int ndim = std::min(lse->ndim, kMaxDims);
+            throw InvalidArgument("lse has " + std::to_string(lse->ndim) + " dimensions, shape " +
+                                  describe(lse->shape, ndim) + " and strides " +
+                                  describe(lse->strides, ndim) +
+                                  "; it must be contiguous with shape (batch, heads, seqlen_q) = " +
+                                  describe(expected, 3));
+        }
+        require_output(*lse, "lse");
+        if (share_memory(*lse, o)) throw InvalidArgument("lse overlaps out in memory");
+        for (const auto& input : inputs) {
+            if (input.view != nullptr && share_memory(*lse, *input.view)) {
+                throw InvalidArgument(std::string("lse overlaps ") + input.name + " in memory");
+            }
+        }
+    }
+
+    const float default_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(aq.dim)));
+    const float softmax_scale = options.softmax_scale.value_or(default_scale);
+    if (!std::isfinite(softmax_scale)) {
+        throw InvalidArgument("softmax_scale is " + std::to_string(softmax_scale) +
+                              "; it must be finite");
+    }
+
+    if (options.softcap != 0 &&
+        !(options.softcap >= kMinSoftcap && options.softcap <= kMaxSoftcap)) {
+        std::ostringstream value;
+        value << options.softcap;
+        throw InvalidArgument("softcap is " + value.str() +
+                              "; it must be 0 (none) or between 1e-20 and 1e20");
+    }
+
+    p.batch = aq.batch;
+    p.num_heads = aq.heads;
+    p.num_heads_kv = ak.heads;
+    p.seqlen_q = aq.rows;
+    p.seqlen_k = ak.rows;
+    p.head_dim = aq.dim;
+    p.head_dim_v = av.dim;
+    p.device = q.device.type;
+    p.dtype_q = q.dtype;
+    p.dtype_kv = k.dtype;
+    p.dtype_o = o.dtype;
+    p.softmax_scale = softmax_scale;
+    p.softcap = options.softcap;
+    const bool bottom_right = options.align == Align::kBottomRight;
+    const int64_t diagonal = bottom_right ? ak.rows - aq.rows : 0;
+    const int64_t left = window_bound(options.window_left, "window_left");
+    int64_t right = window_bound(options.window_right, "window_right");
+    if (options.causal) right = std::min<int64_t>(right, 0);
+    if (left != Problem::kUnbounded) p.mask_left = diagonal - left;
+    if (right != Problem::kUnbounded) p.mask_right = diagonal + right;
+    p.has_bias = options.bias != nullptr;
+    p.has_mask = options.mask != nullptr;
+    p.has_seqlens_k = options.seqlens_k != nullptr;
+    p.diagonal_follows_seqlens_k = p.has_seqlens_k && bottom_right;
+    p.aligned16 = is_aligned16(q) && is_aligned16(k) && is_aligned16(v) && is_aligned16(o);
+    p.tma = is_tma_addressable(q) && is_tma_addressable(k) && is_tma_addressable(v);
+
+    t.q_ptr = q.data;
+    t.k_ptr = k.data;
+    t.v_ptr = v.data;
+    t.o_ptr = o.data;
+    t.lse_ptr = lse != nullptr ? static_cast<float*>(lse->data) : nullptr;
+    t.q_batch_stride = aq.batch_stride, t.q_head_stride = aq.head_stride;
+    t.k_batch_stride = ak.batch_stride, t.k_head_stride = ak.head_stride;
+    t.v_batch_stride = av.batch_stride, t.v_head_stride = av.head_stride;
+    t.o_batch_stride = ao.batch_stride, t.o_head_stride = ao.head_stride;
+    t.q_row_stride = aq.row_stride, t.k_row_stride = ak.row_stride;
+    t.v_row_stride = av.row_stride, t.o_row_stride = ao.row_stride;
+    t.device_index = q.device.index;
+
     return params;
 }
 

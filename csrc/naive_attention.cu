@@ -74,12 +74,13 @@ __global__ void __launch_bounds__(kTile* kTile)
         if constexpr (kHasExtras) {
             const BiasMask bias_mask(p, t, bidb, bidh);
             if (p.softcap > 0) logit = p.softcap * tanhf(logit / p.softcap);
+            logit *= kLog2e;
             if (bias_mask.bias != nullptr) {
-                logit += to_float(bias_mask.bias_at(row, key), p.dtype_bias);
+                logit += base2_bias(to_float(bias_mask.bias_at(row, key), p.dtype_bias));
             }
             if (bias_mask.hides(row, key)) logit = -INFINITY;
         }
-        s[s_row * seqlen_k + key] = logit * kLog2e;
+        s[s_row * seqlen_k + key] = kHasExtras ? logit : logit * kLog2e;
     }
 }
 
@@ -128,9 +129,9 @@ __global__ void __launch_bounds__(kSoftmaxThreads)
 
 // Block = 32 queries x 32 columns of one head. A row sums over the keys it sees and no others: the
 // rest of P was never written, and their V may be NaN. Keys that the mask hides are marked by a
-// weight of -1.
-template <class T, bool kHasMask>
-__global__ void __launch_bounds__(kTile* kTile, kHasMask ? 1 : 2)
+// weight of -1. kHasHoles: there is a mask, or a window starts after key 0.
+template <class T, bool kHasHoles>
+__global__ void __launch_bounds__(kTile* kTile, kHasHoles ? 1 : 2)
     output_kernel(const __grid_constant__ Problem p, const __grid_constant__ Tensors t,
                   const float* probs) {
     __shared__ float sP[kTile][kTile], sV[kTile][kTile];
@@ -146,31 +147,31 @@ __global__ void __launch_bounds__(kTile* kTile, kHasMask ? 1 : 2)
 
     const int x = threadIdx.x % kTile, y = threadIdx.x / kTile;
     const int row = m_begin + y, d = d_begin + x;
-    const int key_begin = row < seqlen_q ? mask.key_begin(row) : 0;
-    const int key_end = row < seqlen_q ? mask.key_end(row) : 0;
-    const int block_begin = mask.key_begin(m_begin) / kTile * kTile;
+    // Keys of the block, and those that this row sees, count from the next 32 on.
+    const int block_begin = kHasHoles ? mask.key_begin(m_begin) / kTile * kTile : 0;
     const int block_end = mask.key_end(min(m_begin + kTile, seqlen_q) - 1);
+    int begin = kHasHoles && row < seqlen_q ? mask.key_begin(row) - block_begin : 0;
+    int end = row < seqlen_q ? mask.key_end(row) - block_begin : 0;
     const float* p_next =
         probs + (static_cast<int64_t>(head) * seqlen_q + row) * p.seqlen_k + block_begin + x;
     const T* v_next = h.v + (block_begin + y) * t.v_row_stride + d;
     float sum = 0;
-    for (int n_begin = block_begin; n_begin < block_end; n_begin += kTile) {
-        const int key = n_begin + x;
-        const bool sees = key_begin <= key && key < key_end;
+    for (int left = block_end - block_begin; left > 0; left -= kTile) {
+        const bool sees = begin <= x && x < end;
         sP[y][x] = sees ? *p_next : 0.0f;
-        if constexpr (kHasMask) {
+        if constexpr (kHasHoles) {
+            const int key = block_end - left + x;
             if (sees && BiasMask(p, t, bidb, bidh).hides(row, key)) sP[y][x] = -1.0f;
         }
-        sV[y][x] = n_begin + y < block_end && d < head_dim_v ? to_float(*v_next) : 0.0f;
+        sV[y][x] = y < left && d < head_dim_v ? to_float(*v_next) : 0.0f;
         p_next += kTile, v_next += kTile * t.v_row_stride;
         __syncthreads();
-        const int visible_begin = max(0, key_begin - n_begin);
-        const int visible_end = min(kTile, key_end - n_begin);
 #pragma unroll 8
-        for (int j = visible_begin; j < visible_end; ++j) {
-            if (kHasMask && sP[y][j] == -1.0f) continue;
+        for (int j = max(0, begin); j < min(kTile, end); ++j) {
+            if (kHasHoles && sP[y][j] == -1.0f) continue;
             sum += sP[y][j] * sV[j][x];
         }
+        begin -= kTile, end -= kTile;
         __syncthreads();
     }
     if (row < seqlen_q && d < head_dim_v) h.o[row * t.o_row_stride + d] = from_float<T>(sum);
@@ -197,7 +198,8 @@ void launch(const Plan&, const Problem& problem, const Tensors& tensors, void* w
             problem, tensors, s);
         check_launch("softmax_kernel", rows, kSoftmaxThreads, 0);
         const int64_t grid = tiles_m * tiles_of(problem.head_dim_v);
-        const auto kernel = problem.has_mask ? output_kernel<T, true> : output_kernel<T, false>;
+        const bool has_holes = problem.has_mask || problem.has_left_bound();
+        const auto kernel = has_holes ? output_kernel<T, true> : output_kernel<T, false>;
         kernel<<<static_cast<unsigned>(grid), kThreads, 0, cuda_stream>>>(problem, tensors, s);
         check_launch("output_kernel", grid, kThreads, 0);
     });

@@ -253,8 +253,17 @@ std::string explain(const Plan& plan, const Problem& problem, const DeviceInfo& 
          << problem.seqlen_k << ", head_dim " << problem.head_dim;
     if (problem.head_dim_v != problem.head_dim) text << " (v: " << problem.head_dim_v << ")";
     text << ", " << name_of(problem.dtype_q) << ", scale " << problem.softmax_scale;
-    if (problem.has_left_bound()) text << ", query i sees keys >= i + " << problem.mask_left;
-    if (problem.has_right_bound()) text << ", query i sees keys <= i + " << problem.mask_right;
+    const auto from_i = [](int64_t bound) {
+        return bound == 0  ? std::string("i")
+               : bound > 0 ? "i + " + std::to_string(bound)
+                           : "i - " + std::to_string(-bound);
+    };
+    if (problem.has_left_bound() || problem.has_right_bound()) {
+        text << ", query i sees ";
+        if (problem.has_left_bound()) text << from_i(problem.mask_left) << " <= ";
+        text << "key";
+        if (problem.has_right_bound()) text << " <= " << from_i(problem.mask_right);
+    }
     if (problem.softcap > 0) text << ", softcap " << problem.softcap;
     if (problem.has_bias) text << ", " << name_of(problem.dtype_bias) << " bias";
     if (problem.has_mask) text << ", mask";

@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
 #include <vector>
 
 namespace fa101 {
@@ -77,6 +78,15 @@ int64_t workspace(const Plan& plan, const Problem& problem) {
     arena.make<HeadMatrices>(heads_at_once(problem), problem);
     arena.make<Buffers>(tile.num_warps, problem);
     return arena.bytes();
+}
+
+std::string supports(const Problem& problem, const DeviceInfo&) {
+    constexpr double kMaxBytes = 1e15;  // past any machine, and far below the ends of 64 bits
+    const double bytes =
+        4.0 * static_cast<double>(problem.seqlen_q) * static_cast<double>(problem.seqlen_k);
+    if (bytes <= kMaxBytes) return "";
+    return "S of one head, " + std::to_string(problem.seqlen_q) + " x " +
+           std::to_string(problem.seqlen_k) + " floats, takes more than 1e15 bytes";
 }
 
 }  // namespace
@@ -175,7 +185,7 @@ constexpr KernelFamily kCpuNaiveFamily = {
     Strategy::kSplitQ,
     DeviceType::kCpu,
     "the textbook on a CPU: three passes, the S x S matrix in memory",
-    [](const Problem&, const DeviceInfo&) { return std::string(); },
+    supports,
     tile,
     /*num_splits=*/nullptr,
     workspace,

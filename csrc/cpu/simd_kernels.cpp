@@ -347,7 +347,9 @@ void apply_softcap(float* s_panel, int64_t n, int width, float softcap) {
 
 void add_bias(float* s_panel, int64_t n, int width, const float* bias) {
     for (int64_t i = 0; i < n * width; i += W) {
-        store(s_panel + i, load<Vec>(s_panel + i) + load<Vec>(bias + i));
+        const Vec x = load<Vec>(bias + i), scaled = x * splat(kLog2e);  // as base2_bias
+        const auto overflows = (scaled == splat(kInf)) | (scaled == splat(-kInf));
+        store(s_panel + i, load<Vec>(s_panel + i) + (overflows ? x : scaled));
     }
 }
 

@@ -107,8 +107,7 @@ void Head::finish_scores(const Panel& panel, int64_t begin, int64_t n, const Scr
     if (problem_.softcap > 0) simd_.apply_softcap(s_panel, n, panel.width, problem_.softcap);
     if (problem_.has_bias) {
         load_bias(problem_.dtype_bias, bias_mask_.bias_at(panel.begin, begin),
-                  bias_mask_.bias_row_stride, bias_mask_.bias_key_stride, panel, n, kLog2e,
-                  scratch);
+                  bias_mask_.bias_row_stride, bias_mask_.bias_key_stride, panel, n, 1.0f, scratch);
         simd_.add_bias(s_panel, n, panel.width, scratch.bias);
     }
     const auto hide = [&](int64_t from, int64_t to) {

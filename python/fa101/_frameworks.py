@@ -69,6 +69,13 @@ def _lse_shape(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
     return (shape[0], shape[2], shape[1]) if layout == "bshd" and len(shape) == 4 else shape[:3]
 
 
+_EXTRA_DTYPES = {
+    "bias": ("float32", "float16", "bfloat16"),
+    "mask": ("bool",),
+    "seqlens_k": ("int32",),
+}
+
+
 class Framework(ABC):
     @abstractmethod
     def inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
@@ -76,6 +83,11 @@ class Framework(ABC):
 
     def extra(self, name: str, x: Any) -> Any:
         """bias, mask or seqlens_k, checked for what the binding cannot see."""
+        dtype = str(x.dtype).removeprefix("torch.")  # a foreign byte order is in it: ">f4"
+        if dtype not in _EXTRA_DTYPES[name]:
+            rule = "float32 or the dtype of q" if name == "bias" else _EXTRA_DTYPES[name][0]
+            hint = "; what is added to the logits is a bias" if name == "mask" else ""
+            raise TypeError(f"{name} has dtype {dtype}; it must be {rule}{hint}")
         return x
 
     @abstractmethod
@@ -144,6 +156,12 @@ class Torch(Framework):
     def extra(self, name: str, x: Any) -> Any:
         self._refuse_transforms(**{name: x})
         self._require_dense(name, x)
+        super().extra(name, x)
+        torch, place = self._torch, "cuda" if x.is_cuda else "cpu"
+        if x.dtype not in (torch.float32, torch.bool, torch.int32) and (
+            torch.is_autocast_enabled(place)
+        ):
+            x = x.to(torch.get_autocast_dtype(place))
         return x.resolve_neg()
 
     def writable(self, out: Any) -> Any:
@@ -248,6 +266,7 @@ class Numpy(Framework):
 
     def extra(self, name: str, x: Any) -> Any:
         self._require_plain(name, x)
+        super().extra(name, x)
         readable = all(stride % x.itemsize == 0 for stride in x.strides)
         return x if x.flags.aligned and readable else x.copy(order="C")
 
@@ -289,7 +308,7 @@ class Cupy(Numpy):
             return super().inputs(q, k, v)
 
     def extra(self, name: str, x: Any) -> Any:
-        return x
+        return Framework.extra(self, name, x)
 
     def _require_plain(self, name: str, x: Any) -> None:
         pass
@@ -341,11 +360,16 @@ class Jax(Framework):
         for name, x in (("q", q), ("k", k), ("v", v)):
             if x.dtype.name not in ("float32", "float16", "bfloat16"):
                 raise _refuse_dtype(name, x.dtype)
-            if len(x.devices()) != 1:
-                raise ValueError(
-                    f"{name} is spread over {len(x.devices())} devices; it must be on one"
-                )
+            self._require_one_device(name, x)
         return q, k, v
+
+    def extra(self, name: str, x: Any) -> Any:
+        self._require_one_device(name, x)
+        return super().extra(name, x)
+
+    def _require_one_device(self, name: str, x: Any) -> None:
+        if len(x.devices()) != 1:
+            raise ValueError(f"{name} is spread over {len(x.devices())} devices; it must be on one")
 
     def writable(self, out: Any) -> Any:
         raise ValueError("out is a JAX array, which is read-only")

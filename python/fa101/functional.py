@@ -4,6 +4,7 @@ below, in make_params.cpp, once for Python and C++.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any, Literal, Protocol, TypeVar, overload
@@ -116,7 +117,8 @@ def flash_attention(
     softmax_scale: None is 1 / sqrt(head_dim). Zero and negative scales are legal.
     softcap: > 0 bounds the scaled logits s smoothly: softcap * tanh(s / softcap) (Gemma 2).
     bias: float32 or the dtype of q, added to the logits after the softcap. It broadcasts to
-        (batch, heads, seqlen_q, seqlen_k) in either layout: 2 to 4 axes, each as long or 1.
+        (batch, heads, seqlen_q, seqlen_k) in either layout: 2 to 4 axes, each as long or 1. -inf
+        hides a key; the lowest finite float does, too, unless a row has nothing else.
     mask: bool, True where the query sees the key; broadcasts as bias does.
     seqlens_k: (batch,) int32: only the first seqlens_k[b] keys of batch entry b exist. The kernel
         reads it on the device, so nothing waits for it; values outside [0, seqlen_k] count as the
@@ -127,7 +129,8 @@ def flash_attention(
     out: an array to write the result into, and to return.
 
     A query that sees no key, or whose logits are all -inf, gives zeros, and lse -inf. What a query
-    may not see has no effect on its result, even if it is NaN; what it sees propagates.
+    may not see has no effect on its result, even if it is NaN; what it sees propagates (a key that a
+    bias of -inf hides is seen, with weight 0: 0 * NaN is NaN. A mask hides it entirely).
     """
     options = _options(causal, window, align, softmax_scale, softcap, layout, strategy, kernel)
     _require_type("return_lse", return_lse, bool, "True or False")
@@ -234,9 +237,10 @@ def _options(
     _require_type("strategy", strategy, str, "a string")
     _require_type("kernel", kernel, str, "a string")
     if softmax_scale is not None:
-        _require_number("softmax_scale", softmax_scale, "a number or None")
-        softmax_scale = float(softmax_scale)
-    _require_number("softcap", softcap, "a number (0: none)")
+        softmax_scale = _number("softmax_scale", softmax_scale, "a number or None")
+    cap = _number("softcap", softcap, "a number (0: none)")
+    if cap != 0 and not 1e-20 <= cap <= 1e20:
+        raise ValueError(f"softcap is {softcap!r}; it must be 0 (none) or between 1e-20 and 1e20")
     left, right = _window(window)
     return {
         "causal": causal,
@@ -244,7 +248,7 @@ def _options(
         "window_right": right,
         "align": align,
         "softmax_scale": softmax_scale,
-        "softcap": float(softcap),
+        "softcap": cap,
         "layout": layout,
         "strategy": strategy,
         "kernel": kernel,
@@ -256,9 +260,16 @@ def _require_type(name: str, value: Any, expected: type, words: str) -> None:
         raise TypeError(f"{name} is {value!r}; it must be {words}")
 
 
-def _require_number(name: str, value: Any, words: str) -> None:
+def _number(name: str, value: Any, words: str) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} is {value!r}; it must be {words}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not abs(number) < 3.4e38:  # float32's; NaN, too
+        raise ValueError(f"{name} is {number!r}; it must be finite in float32")
+    return number
 
 
 def _window(window: Any) -> tuple[int | None, int | None]:

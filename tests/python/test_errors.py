@@ -33,9 +33,12 @@ from helpers import DEVICES, qkv
         ("softmax_scale", True, TypeError, "softmax_scale is True"),
         ("softmax_scale", 1j, TypeError, "softmax_scale is 1j"),
         ("softmax_scale", float("nan"), ValueError, "softmax_scale is nan; it must be finite"),
-        ("softmax_scale", 1e300, ValueError, "softmax_scale is inf; it must be finite"),
+        ("softmax_scale", 1e300, ValueError, r"softmax_scale is 1e\+300; it must be finite"),
+        ("softmax_scale", 10**400, ValueError, "softmax_scale is inf; it must be finite"),
         ("softcap", None, TypeError, "softcap is None; it must be a number"),
-        ("softcap", -1.0, ValueError, "softcap is -1.*; it must be finite and at least 0"),
+        ("softcap", -1.0, ValueError, "softcap is -1.0; it must be 0 .none. or between"),
+        ("softcap", 1e-50, ValueError, "softcap is 1e-50; it must be 0 .none. or between"),
+        ("softcap", 1e30, ValueError, r"softcap is 1e\+30; it must be 0 .none. or between"),
         ("softcap", float("inf"), ValueError, "softcap is inf"),
         ("window", 4, TypeError, r"window is 4; it must be a pair \(left, right\)"),
         ("window", (4,), ValueError, r"window is \(4,\); it must be a pair"),
@@ -60,9 +63,11 @@ def optional_arrays():
     true = torch.ones(2, 4, 3, 5, dtype=torch.bool)
     lengths = torch.tensor([5, 3], dtype=torch.int32)
     return [
-        ("bias", full[:, :2], ValueError, r"bias has shape \(2, 2, 3, 5\); .* = \(2, 4, 3, 5\)"),
-        ("bias", full[0, 0, 0], ValueError, r"bias has shape \(5,\); it must have 2 to 4 axes"),
-        ("bias", full[None], ValueError, "bias has shape .*2 to 4 axes"),
+        ("bias", full[:, :2], ValueError, r"bias has .* \(2, 2, 3, 5\); .* = \(2, 4, 3, 5\)"),
+        ("bias", full[0, 0, 0], ValueError, r"shape \(5,\); it must have 2 to 4 axes"),
+        ("bias", full[None], ValueError, "bias has 5 dimensions.*2 to 4 axes"),
+        ("bias", torch.zeros((1,) * 40), ValueError, "bias has 40 dimensions.*2 to 4 axes"),
+        ("mask", torch.ones((1,) * 12) > 0, ValueError, "mask has 12 dimensions.*2 to 4 axes"),
         ("bias", full.half(), TypeError, "bias has dtype float16; it must be float32 or the dtype"),
         ("bias", full.double(), TypeError, "bias has dtype float64"),
         ("bias", true, TypeError, "bias has dtype bool"),
@@ -71,10 +76,11 @@ def optional_arrays():
         ("bias", 1.0, TypeError, "bias is a builtins.float"),
         ("mask", full, TypeError, "mask has dtype float32; it must be bool.*is a bias"),
         ("mask", true.to(torch.uint8), TypeError, "mask has dtype uint8; it must be bool"),
-        ("mask", true[..., :4], ValueError, r"mask has shape \(2, 4, 3, 4\)"),
+        ("mask", true[..., :4], ValueError, r"mask has .*shape \(2, 4, 3, 4\)"),
         ("seqlens_k", lengths.long(), TypeError, "seqlens_k has dtype int64; it must be int32"),
         ("seqlens_k", lengths[:1], ValueError, r"seqlens_k has shape \(1,\); .* \(2,\)"),
         ("seqlens_k", lengths[None], ValueError, r"seqlens_k has shape \(1, 2\)"),
+        ("seqlens_k", lengths.view((1,) * 30 + (2,)), ValueError, r"seqlens_k has shape"),
         ("seqlens_k", [5, 3], TypeError, "seqlens_k is a builtins.list"),
     ]
 

@@ -159,6 +159,22 @@ def test_rows_fully_masked(kernel, how):
         assert_attention(out, q, k, v, lse=lse, **options)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kernel", with_extras)
+def test_lowest_finite_bias(kernel, dtype):
+    """finfo.min as Hugging Face's masks have it: hides, but a row of nothing else is the mean."""
+    if not answers(kernel, dtype, 16):
+        pytest.skip(f"{kernel} has no {dtype}")
+    for bias_dtype in {dtype, torch.float32}:
+        q, k, v = qkv(1, 2, 5, 70, 16, dtype=dtype, kernel=kernel)
+        lowest = torch.finfo(bias_dtype).min
+        bias = torch.zeros(5, 70, dtype=bias_dtype, device=q.device)
+        bias[0], bias[1, 20:], bias[2, 1], bias[3, 0] = lowest, lowest, -lowest, -math.inf
+        out, _ = attend(q, k, v, kernel=kernel, bias=bias)
+        assert_attention(out, q, k, v, bias=bias)
+        torch.testing.assert_close(out[:, :, 0].float(), v.float().mean(2), atol=2e-2, rtol=0)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("how", ["mask", "window", "seqlens_k", "both"])
 @pytest.mark.parametrize("kernel", with_windows)

@@ -152,6 +152,18 @@ def test_empty_arrays_of_other_kinds():
     q, k = np.empty((2, 2, 5, 16), np.float32), np.empty((2, 2, 0, 16), np.float32)
     assert (fa101.flash_attention(q, k, k) == 0).all()
     assert fa101.flash_attention(k, q, q).shape == (2, 2, 0, 16)
+    for shape in [(0, 2, 5, 16), (2, 0, 5, 16), (2, 2, 0, 16)]:
+        empty = np.empty(shape, np.float32)
+        out, lse = fa101.flash_attention(empty, empty, empty, return_lse=True)
+        assert out.shape == shape
+        assert lse.shape == shape[:3]
+
+
+def test_matrix_that_no_machine_holds():
+    """FA-007: cpu_naive refuses S of 2^62 floats instead of counting its bytes wrong."""
+    x = torch.empty(1, dtype=torch.float16).expand(1, 1, 1_518_500_250, 1)
+    with pytest.raises(ValueError, match="S of one head, 1518500250 x 1518500250"):
+        fa101.flash_attention(x, x, x, kernel="cpu_naive")
 
 
 @pytest.mark.parametrize("device", DEVICES)
