@@ -165,8 +165,11 @@ Plan plan(const Problem& problem, const DeviceInfo& device, std::string_view ker
         if (strategy == "auto" && family.strategy != Strategy::kSplitQ) {
             who += std::string(who.empty() ? "" : " by ") + name_of(family.strategy);
         }
-        passed_over[index] += std::string(passed_over[index].empty() ? "" : "; ") + who +
-                              (who.empty() ? "" : ": ") + reason;
+        std::string& above = passed_over[index];
+        for (const std::string& part : {std::string(above.empty() ? "" : "; "), who,
+                                        std::string(who.empty() ? "" : ": "), reason}) {
+            above += part;
+        }
         if (family.supports(problem, device).empty()) unbuilt = reason;
     }
     const KernelFamily* const split_q = best[static_cast<int>(Strategy::kSplitQ)];

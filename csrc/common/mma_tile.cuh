@@ -139,9 +139,9 @@ __device__ __forceinline__ void finish_logits(Tile<kM, kN>& s, const Problem& pr
     }
 }
 
-// The online softmax of common/online_softmax.h on a warp's 16 * kM rows. m follows the maximum only
-// when that is more than kSlack powers of two ahead (cute/softmax.cuh says why that is enough), so O
-// is hardly ever rescaled.
+// The online softmax of common/online_softmax.h on a warp's 16 * kM rows. m follows the maximum
+// only when that is more than kSlack powers of two ahead (cute/softmax.cuh says why that is
+// enough), so O is hardly ever rescaled.
 template <int kM>
 struct OnlineSoftmax {
     static constexpr float kSlack = 8.0f;

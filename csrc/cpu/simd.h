@@ -57,7 +57,8 @@ struct SimdKernels {
     Scores scores, scores_untiled;
 
     // What may happen to S^T before the softmax: s = softcap * log2(e) * tanh(s / softcap), which
-    // takes natural logits to base 2; s += log2(e) * bias, a panel like S^T; and -inf for what is not seen.
+    // takes natural logits to base 2; s += log2(e) * bias, a panel like S^T; and -inf for what is
+    // not seen.
     void (*apply_softcap)(float* s_panel, int64_t n, int width, float softcap);
     void (*add_bias)(float* s_panel, int64_t n, int width, const float* bias);
     void (*hide)(float* s_panel, int64_t n, int width, const Visible& visible);

@@ -79,6 +79,8 @@ void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, vo
                 return run_hdim768(problem, tensors, stream);
             case 1024:
                 return run_hdim1024(problem, tensors, stream);
+            default:
+                break;
         }
     }
     throw Unsupported("this build has no sm90 kernel for head_dim " +

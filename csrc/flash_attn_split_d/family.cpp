@@ -101,6 +101,8 @@ void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, vo
                 return run_hdim768(plan, problem, tensors, stream);
             case 1024:
                 return run_hdim1024(plan, problem, tensors, stream);
+            default:
+                break;
         }
     }
     throw Unsupported("this build has no split_d kernel for head_dim " +

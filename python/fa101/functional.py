@@ -130,8 +130,8 @@ def flash_attention(
     out: an array to write the result into, and to return.
 
     A query that sees no key, or whose logits are all -inf, gives zeros, and lse -inf. What a query
-    may not see has no effect on its result, even if it is NaN; what it sees propagates (a key that a
-    bias of -inf hides is seen, with weight 0: 0 * NaN is NaN. A mask hides it entirely).
+    may not see has no effect on its result, even if it is NaN; what it sees propagates. A key that
+    a bias of -inf hides is seen, with weight 0, and 0 * NaN is NaN; a mask hides it entirely.
     """
     options = _options(causal, window, align, softmax_scale, softcap, layout, strategy, kernel)
     _require_type("return_lse", return_lse, bool, "True or False")

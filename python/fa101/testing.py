@@ -109,7 +109,7 @@ def visible_pairs(
     i, j = np.arange(seqlen_q)[:, None], np.arange(seqlen_k)
     visible = np.ones(shape, dtype=bool) if mask is None else np.broadcast_to(mask, shape).copy()
     for b, length in enumerate(lengths):
-        place = i + (length - seqlen_q if align == "bottom_right" else 0)
+        place: Any = i + (length - seqlen_q if align == "bottom_right" else 0)
         visible[b] &= j < length
         if left is not None:
             visible[b] &= j >= place - left
@@ -148,9 +148,9 @@ def torch_attention(
         logits = softcap * torch.tanh(logits / softcap)
     if bias is not None:
         logits = logits + torch.from_numpy(to_float64(bias)).to(logits)
-    for name, convert in (("mask", lambda x: x != 0), ("seqlens_k", lambda x: x.astype(np.int64))):
+    for name, dtype in (("mask", np.bool_), ("seqlens_k", np.int64)):
         if visibility.get(name) is not None:
-            visibility[name] = convert(to_float64(visibility[name]))
+            visibility[name] = to_float64(visibility[name]).astype(dtype)
     if any(x is not None and x is not False for x in visibility.values()):
         visible = torch.from_numpy(visible_pairs(tuple(logits.shape), **visibility))
         logits = logits.masked_fill(~visible.to(logits.device), -torch.inf)
