@@ -101,6 +101,7 @@ TEST_CASE("auto in float32: naive where few queries leave the rest without paral
     decode.dtype_q = decode.dtype_kv = decode.dtype_o = DType::kFloat16;
     decode.batch = 1;
     CHECK(picked(decode, kA100) == "fa2_cute");
+    CHECK(std::string(plan(decode, kA100, "auto", "split_q").kernel) == "fa2_cute");
 }
 
 TEST_CASE("what no kernel answers is Unsupported, with each kernel's reason") {

@@ -45,10 +45,6 @@ def device_of(variant):
     return next(k["device"] for k in fa101.kernels() if k["name"] == on(variant)["kernel"])
 
 
-def kernels_on(device):
-    return variants(device)
-
-
 def dtype_of(variant):
     return torch.float16 if on(variant)["kernel"] in TENSOR_CORES else torch.float32
 

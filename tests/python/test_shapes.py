@@ -15,10 +15,10 @@ from helpers import (
     attend,
     bits,
     kernel_params,
-    kernels_on,
     on,
     poisoned_memory,
     qkv,
+    variants,
     wider,
 )
 
@@ -133,7 +133,7 @@ def test_nothing_past_the_end(kernel):
 def test_empty(device, shape, causal):
     """FA-016: right shapes and dtypes, no launch; without keys out is 0 and lse -inf."""
     batch, heads, seqlen_q, seqlen_k = shape
-    for kernel in ["auto", *kernels_on(device)]:
+    for kernel in ["auto", *variants(device)]:
         q, k, v = qkv(batch, heads, seqlen_q, seqlen_k, 16, device=device, kernel=kernel)
         out, lse = attend(q, k, v, causal=causal, kernel=kernel)
         assert out.shape == q.shape

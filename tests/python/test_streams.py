@@ -8,7 +8,7 @@ import torch
 
 import fa101
 from fa101.testing import assert_attention
-from helpers import attend, bits, kernel_params, kernels_on, on, qkv, run_python
+from helpers import attend, bits, kernel_params, on, qkv, run_python, variants
 
 pytestmark = pytest.mark.gpu
 
@@ -184,7 +184,7 @@ def test_threads_with_different_shared_memory():
     problems = []
     for device in range(torch.cuda.device_count()):
         for head_dim in (64, 256):
-            for kernel in kernels_on("cuda"):
+            for kernel in variants("cuda"):
                 half = qkv(1, 2, 65, 65, head_dim, dtype=torch.float16, kernel=kernel)
                 q, k, v = (x.to(f"cuda:{device}") for x in half)
                 expected = fa101.flash_attention(q, k, v, **on(kernel))
@@ -224,7 +224,7 @@ def test_host_does_not_wait_with_the_gil():
 
 def test_memory_is_linear_and_comes_back():
     """FA-067: extra memory grows with S, not S^2, and not with the query heads; none is left."""
-    for kernel in kernels_on("cuda"):
+    for kernel in variants("cuda"):
         extra = []
         for seqlen in (1024, 2048, 4096, 8192):
             shape = (1, 16, seqlen, seqlen, 64)
