@@ -32,8 +32,9 @@ constexpr int kSoftmaxThreads = 256;
 
 // S in base-2 logits, so that the softmax can use exp2. Block = 32 x 32 outputs of one head,
 // neighbouring threads neighbouring keys. What is outside a query's bounds is not written; a key
-// inside that the mask hides gets -inf.
-template <class T>
+// inside that the mask hides gets -inf. kHasExtras: softcap, bias or mask; without them 32
+// registers do, and a multiprocessor holds two blocks.
+template <class T, bool kHasExtras>
 __global__ void __launch_bounds__(kTile* kTile)
     scores_kernel(const __grid_constant__ Problem p, const __grid_constant__ Tensors t, float* s) {
     // One column of padding: threads that read down a column of K hit different banks.
@@ -44,7 +45,8 @@ __global__ void __launch_bounds__(kTile* kTile)
     const int n_begin = blockIdx.x % num_tiles_n * kTile;
     const int m_begin = blockIdx.x / num_tiles_n % num_tiles_m * kTile;
     const int head = blockIdx.x / num_tiles_n / num_tiles_m;
-    const int64_t bidb = head / p.num_heads, bidh = head % p.num_heads;
+    const int bidb = head / static_cast<int>(p.num_heads),
+              bidh = head % static_cast<int>(p.num_heads);
     const Head<T> h(p, t, head);
     const Mask mask = mask_of(p, t, bidb);
     if (n_begin >= mask.key_end(min(m_begin + kTile, seqlen_q) - 1) ||
@@ -68,14 +70,17 @@ __global__ void __launch_bounds__(kTile* kTile)
     }
     if (row < seqlen_q && mask.sees_key(row, key)) {
         const int64_t s_row = static_cast<int64_t>(head) * seqlen_q + row;
-        const BiasMask bias_mask(p, t, bidb, bidh);
         float logit = sum * p.softmax_scale;
-        if (p.softcap > 0) logit = p.softcap * tanhf(logit / p.softcap);
-        if (bias_mask.bias != nullptr) {
-            logit += to_float(bias_mask.bias_at(row, key), p.dtype_bias);
+        if constexpr (kHasExtras) {
+            const BiasMask bias_mask(p, t, bidb, bidh);
+            if (p.softcap > 0) logit = p.softcap * tanhf(logit / p.softcap);
+            logit *= kLog2e;
+            if (bias_mask.bias != nullptr) {
+                logit += base2_bias(to_float(bias_mask.bias_at(row, key), p.dtype_bias));
+            }
+            if (bias_mask.hides(row, key)) logit = -INFINITY;
         }
-        if (bias_mask.hides(row, key)) logit = -INFINITY;
-        s[s_row * seqlen_k + key] = logit * kLog2e;
+        s[s_row * seqlen_k + key] = kHasExtras ? logit : logit * kLog2e;
     }
 }
 
@@ -124,9 +129,9 @@ __global__ void __launch_bounds__(kSoftmaxThreads)
 
 // Block = 32 queries x 32 columns of one head. A row sums over the keys it sees and no others: the
 // rest of P was never written, and their V may be NaN. Keys that the mask hides are marked by a
-// weight of -1.
-template <class T>
-__global__ void __launch_bounds__(kTile* kTile)
+// weight of -1. kHasHoles: there is a mask, or a window starts after key 0.
+template <class T, bool kHasHoles>
+__global__ void __launch_bounds__(kTile* kTile, kHasHoles ? 1 : 2)
     output_kernel(const __grid_constant__ Problem p, const __grid_constant__ Tensors t,
                   const float* probs) {
     __shared__ float sP[kTile][kTile], sV[kTile][kTile];
@@ -136,37 +141,37 @@ __global__ void __launch_bounds__(kTile* kTile)
     const int m_begin = blockIdx.x / num_tiles_d % num_tiles_m * kTile;
     const int head = blockIdx.x / num_tiles_d / num_tiles_m;
     const Head<T> h(p, t, head);
-    const int64_t bidb = head / p.num_heads, bidh = head % p.num_heads;
+    const int bidb = head / static_cast<int>(p.num_heads),
+              bidh = head % static_cast<int>(p.num_heads);
     const Mask mask = mask_of(p, t, bidb);
-    const BiasMask bias_mask(p, t, bidb, bidh);
 
     const int x = threadIdx.x % kTile, y = threadIdx.x / kTile;
     const int row = m_begin + y, d = d_begin + x;
-    const int key_begin = row < seqlen_q ? mask.key_begin(row) : 0;
-    const int key_end = row < seqlen_q ? mask.key_end(row) : 0;
-    const int block_begin = mask.key_begin(m_begin) / kTile * kTile;
+    // Keys of the block, and those that this row sees, count from the next 32 on.
+    const int block_begin = kHasHoles ? mask.key_begin(m_begin) / kTile * kTile : 0;
     const int block_end = mask.key_end(min(m_begin + kTile, seqlen_q) - 1);
+    int begin = kHasHoles && row < seqlen_q ? mask.key_begin(row) - block_begin : 0;
+    int end = row < seqlen_q ? mask.key_end(row) - block_begin : 0;
     const float* p_next =
         probs + (static_cast<int64_t>(head) * seqlen_q + row) * p.seqlen_k + block_begin + x;
     const T* v_next = h.v + (block_begin + y) * t.v_row_stride + d;
     float sum = 0;
-    for (int n_begin = block_begin; n_begin < block_end; n_begin += kTile) {
-        const int key = n_begin + x;
-        const bool sees = key_begin <= key && key < key_end;
-        sP[y][x] = !sees ? 0.0f : bias_mask.hides(row, key) ? -1.0f : *p_next;
-        sV[y][x] = n_begin + y < block_end && d < head_dim_v ? to_float(*v_next) : 0.0f;
+    for (int left = block_end - block_begin; left > 0; left -= kTile) {
+        const bool sees = begin <= x && x < end;
+        sP[y][x] = sees ? *p_next : 0.0f;
+        if constexpr (kHasHoles) {
+            const int key = block_end - left + x;
+            if (sees && BiasMask(p, t, bidb, bidh).hides(row, key)) sP[y][x] = -1.0f;
+        }
+        sV[y][x] = y < left && d < head_dim_v ? to_float(*v_next) : 0.0f;
         p_next += kTile, v_next += kTile * t.v_row_stride;
         __syncthreads();
-        const int visible_begin = max(0, key_begin - n_begin);
-        const int visible_end = min(kTile, key_end - n_begin);
-        if (bias_mask.mask == nullptr) {
 #pragma unroll 8
-            for (int j = visible_begin; j < visible_end; ++j) sum += sP[y][j] * sV[j][x];
-        } else {
-            for (int j = visible_begin; j < visible_end; ++j) {
-                if (sP[y][j] != -1.0f) sum += sP[y][j] * sV[j][x];
-            }
+        for (int j = max(0, begin); j < min(kTile, end); ++j) {
+            if (kHasHoles && sP[y][j] == -1.0f) continue;
+            sum += sP[y][j] * sV[j][x];
         }
+        begin -= kTile, end -= kTile;
         __syncthreads();
     }
     if (row < seqlen_q && d < head_dim_v) h.o[row * t.o_row_stride + d] = from_float<T>(sum);
@@ -184,16 +189,18 @@ void launch(const Plan&, const Problem& problem, const Tensors& tensors, void* w
     dispatch_dtype(problem.dtype_q, [&](auto type) {
         using T = typename decltype(type)::Type;
         if (const int64_t grid = tiles_m * tiles_of(problem.seqlen_k); grid > 0) {
-            scores_kernel<T>
-                <<<static_cast<unsigned>(grid), kThreads, 0, cuda_stream>>>(problem, tensors, s);
+            const bool has_extras = problem.softcap > 0 || problem.has_bias || problem.has_mask;
+            const auto kernel = has_extras ? scores_kernel<T, true> : scores_kernel<T, false>;
+            kernel<<<static_cast<unsigned>(grid), kThreads, 0, cuda_stream>>>(problem, tensors, s);
             check_launch("scores_kernel", grid, kThreads, 0);
         }
         softmax_kernel<<<static_cast<unsigned>(rows), kSoftmaxThreads, 0, cuda_stream>>>(
             problem, tensors, s);
         check_launch("softmax_kernel", rows, kSoftmaxThreads, 0);
         const int64_t grid = tiles_m * tiles_of(problem.head_dim_v);
-        output_kernel<T>
-            <<<static_cast<unsigned>(grid), kThreads, 0, cuda_stream>>>(problem, tensors, s);
+        const bool has_holes = problem.has_mask || problem.has_left_bound();
+        const auto kernel = has_holes ? output_kernel<T, true> : output_kernel<T, false>;
+        kernel<<<static_cast<unsigned>(grid), kThreads, 0, cuda_stream>>>(problem, tensors, s);
         check_launch("output_kernel", grid, kThreads, 0);
     });
 }

@@ -6,10 +6,20 @@
 #include <fa101/params.h>
 
 #include "common/host_device.h"
+#include "common/online_softmax.h"
 
+#include <cmath>
 #include <cstdint>
 
 namespace fa101 {
+
+// A bias for base-2 logits. What is finite stays finite: models hide keys by the lowest finite
+// float, and log2(e) times that is -inf, which would hide them from rows that see no other key,
+// too. So what overflows is taken as it is, large enough.
+FA101_HOST_DEVICE float base2_bias(float bias) {
+    const float scaled = bias * kLog2e;
+    return fabsf(scaled) == INFINITY ? bias : scaled;
+}
 
 struct BiasMask {
     const void* bias;     // null: none

@@ -128,10 +128,10 @@ __device__ __forceinline__ void finish_logits(Tile<kM, kN>& s, const Problem& pr
                     if (softcap > 0) x = softcap * tanhf(x * inverse_softcap);
                     const int64_t query = place.m_begin + row, column = place.n_begin + key;
                     is_visible = is_visible && !bias_mask.hides(query, column);
-                    if (is_visible && bias_mask.bias != nullptr) {
-                        x += to_float(bias_mask.bias_at(query, column));
-                    }
                     x *= kLog2e;
+                    if (is_visible && bias_mask.bias != nullptr) {
+                        x += base2_bias(to_float(bias_mask.bias_at(query, column)));
+                    }
                 }
                 if (!is_visible) x = -INFINITY;
             }

@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
         }
         if (bias_mask.bias != nullptr) {
             const auto add = [](float& logit, auto bias) {
-                logit = fmaf(static_cast<float>(bias), kLog2e, logit);
+                logit += base2_bias(static_cast<float>(bias));
             };
             if (problem.dtype_bias == DType::kFloat32) {
                 for_each(static_cast<const float*>(bias_mask.bias), bias_mask.bias_row_stride,
@@ -301,7 +301,8 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
     };
 
     // ---- Main loop ----
-    const auto step = [&](int n_block, auto is_masked) {
+    // Always inline: as a call it would spill all of its state.
+    const auto step = [&](int n_block, auto is_masked) __attribute__((always_inline)) {
         constexpr bool kIsMasked = decltype(is_masked)::value;
         const int stage = n_block % kStages;
         const TileMask block_mask = tile_mask.from_key(n_block * kBlockN);

@@ -329,7 +329,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, 1)
         if (problem.has_bias && own.owns()) {
             for_logits([&](float& s, const BiasMask& bias_mask, int query, int key, bool sees) {
                 if (!sees) return;
-                s += to_float(bias_mask.bias_at(query, key), problem.dtype_bias) * kLog2e;
+                s += base2_bias(to_float(bias_mask.bias_at(query, key), problem.dtype_bias));
             });
         }
         if (is_partial && own.owns()) {

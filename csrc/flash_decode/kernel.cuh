@@ -331,8 +331,8 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
                 for (int c = 0; c < kKeys; ++c) {
                     const int key = key_begin + col_of(c);
                     if (is_within(r, key)) {
-                        s(r, c) += kLog2e * to_float(extra.arrays.bias_at(extra.query, key),
-                                                     problem.dtype_bias);
+                        s(r, c) += base2_bias(
+                            to_float(extra.arrays.bias_at(extra.query, key), problem.dtype_bias));
                     }
                 }
             }

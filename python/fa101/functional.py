@@ -118,8 +118,7 @@ def flash_attention(
     softcap: > 0 bounds the scaled logits s smoothly: softcap * tanh(s / softcap) (Gemma 2).
     bias: float32 or the dtype of q, added to the logits after the softcap. It broadcasts to
         (batch, heads, seqlen_q, seqlen_k) in either layout: 2 to 4 axes, each as long or 1. -inf
-        hides a key; the lowest finite float does, too, but not from a row that has nothing else (on
-        a GPU from that, too: there a finite bias beyond 2.3e38 counts as infinite).
+        hides a key; the lowest finite float does, too, unless a row has nothing else.
     mask: bool, True where the query sees the key; broadcasts as bias does.
     seqlens_k: (batch,) int32: only the first seqlens_k[b] keys of batch entry b exist. The kernel
         reads it on the device, so nothing waits for it; values outside [0, seqlen_k] count as the

@@ -160,7 +160,7 @@ def test_rows_fully_masked(kernel, how):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kernel", variants("cpu"))
+@pytest.mark.parametrize("kernel", with_extras)
 def test_lowest_finite_bias(kernel, dtype):
     """finfo.min as Hugging Face's masks have it: hides, but a row of nothing else is the mean."""
     if not answers(kernel, dtype, 16):

@@ -42,8 +42,8 @@ struct Options {
 
     // Optional arrays. bias and mask broadcast to (batch, num_heads, seqlen_q, seqlen_k) in either
     // layout: 2 to 4 axes, each as long as that or 1.
-    const TensorView* bias = nullptr;  // float32 or the dtype of q; added to the logits. On a GPU
-                                       // what is finite but beyond +-2.3e38 counts as infinite
+    const TensorView* bias = nullptr;  // float32 or the dtype of q; added to the logits; what is
+                                       // finite stays finite, beyond +-2.3e38 not exactly
     const TensorView* mask = nullptr;  // bool; true: the query sees the key
     // (batch) int32: only that many keys of each batch entry exist. Read by the kernel, on the
     // device; what lies outside [0, seqlen_k] counts as the nearer end.
