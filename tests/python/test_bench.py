@@ -368,6 +368,23 @@ class TestCommand:
         assert main(["--suite", "cpu", "--peers", "none", "--filter", "full"]) == 1
         assert "FAILED" not in capsys.readouterr().err
 
+    def test_the_planner_is_judged_by_all_it_could_have_taken(self, monkeypatch, tmp_path, capsys):
+        monkeypatch.setitem(suites.SUITES, "auto", suites.SUITES["cpu"])
+        stored = tmp_path / "auto.json"
+        assert (
+            main(["--suite", "auto", "--device", "cpu", "--peers", "none", "--json", str(stored)])
+            == 0
+        )
+        document = report.load(stored)
+        names = [result["contender"] for result in document["rows"][0]["results"]]
+        assert names[0] == "auto"
+        assert "cpu_fa2:split_q" in names
+        header, lines = report.plans(document)
+        assert header[2] == "auto takes"
+        assert [line[2] for line in lines] == ["cpu_fa2 split_q"] * 2
+        assert all(float(line[-1]) > 0 for line in lines)
+        assert "of the fastest" in capsys.readouterr().out
+
     def test_names_are_picked(self, tmp_path):
         stored = tmp_path / "cpu.json"
         kernel = next(k["name"] for k in fa101.kernels() if k["device"] == "cpu")

@@ -72,8 +72,6 @@ def measure(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[s
     from rich.console import Console
     from rich.progress import Progress
 
-    import fa101
-
     from . import machine, peers, report, runner, timing
 
     cases = select(args.suite, args.filter)
@@ -84,7 +82,7 @@ def measure(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[s
         parser.error(f"--suite {args.suite}: torch sees no GPU; --device cpu runs it on the CPU")
     device = torch.device(name)
 
-    kernels = [k["name"] for k in fa101.kernels() if k["device"] == device.type]
+    kernels = peers.fa101_kernels(device.type, args.suite)
     here = [p for p, (_, types) in peers.PEERS.items() if device.type in types]
     chosen = pick(parser, "--kernels", args.kernels, kernels)
     found, absent = peers.find_peers(device.type, pick(parser, "--peers", args.peers, here))

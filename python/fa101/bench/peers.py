@@ -24,6 +24,15 @@ from .suites import Case
 Call = Callable[[], Any]  # returns the output, a tensor in the contender's layout
 
 
+@dataclass(frozen=True)
+class PlannedCall:
+    run: Call
+    plan: str  # as in "fa2_cute split_kv, 16 splits"
+
+    def __call__(self) -> Any:
+        return self.run()
+
+
 class UnfitError(Exception):
     """This contender is not asked this case; the message says why."""
 
@@ -39,18 +48,36 @@ class Contender:
 
 
 def fa101_kernel(name: str) -> Contender:
+    """ "auto", a kernel, whose strategy is then the planner's choice, or "kernel:strategy"."""
     import fa101
 
+    kernel, _, strategy = name.partition(":")
+
     def prepare(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Call:
-        options: dict[str, Any] = {"causal": case.causal, "align": "bottom_right", "kernel": name}
+        options: dict[str, Any] = {"causal": case.causal, "align": "bottom_right"}
+        options.update(kernel=kernel, strategy=strategy or "auto")
         try:
-            fa101.plan(q, k, v, **options)
+            plan = fa101.plan(q, k, v, **options)
         except (ValueError, RuntimeError) as error:  # unfit here, or no code for this device
             raise UnfitError(str(error)) from None
         out = torch.full_like(q, float("nan"))
-        return lambda: fa101.flash_attention(q, k, v, **options, out=out)
+        splits = f", {plan.num_splits} splits" if plan.num_splits > 1 else ""
+        return PlannedCall(
+            lambda: fa101.flash_attention(q, k, v, **options, out=out),
+            f"{plan.kernel} {plan.strategy}{splits}",
+        )
 
     return Contender(name, prepare, is_peer=False)
+
+
+def fa101_kernels(device_type: str, suite: str) -> list[str]:
+    """What a suite times of fa101: its kernels; to judge the planner every strategy of them."""
+    import fa101
+
+    kernels = [kernel for kernel in fa101.kernels() if kernel["device"] == device_type]
+    if suite != "auto":
+        return [kernel["name"] for kernel in kernels]
+    return ["auto"] + [f"{k['name']}:{s}" for k in kernels for s in k["strategies"]]
 
 
 def torch_sdpa(backend: SDPBackend) -> Contender:

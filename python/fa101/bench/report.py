@@ -72,6 +72,21 @@ def matrix(document: Document) -> tuple[list[str], list[list[str]]]:
     return header, lines
 
 
+def plans(document: Document) -> tuple[list[str], list[list[str]]]:
+    """A line for a case: what "auto" chose, beside the fastest of all that could have been."""
+    lines = []
+    for row in document["rows"]:
+        auto = find(row, "auto")
+        others = [r for r in row["results"] if r.get("status") == "ok" and r is not auto]
+        best = min(others, key=lambda result: result["median_ms"], default=None)
+        if auto.get("status") != "ok" or best is None:
+            continue
+        chosen, fastest = auto["median_ms"], best["median_ms"]
+        cells = [row["name"], row["dtype"], auto["plan"], three(1e3 * chosen)]
+        lines.append([*cells, best["plan"], three(1e3 * fastest), f"{fastest / chosen:.2f}"])
+    return ["case", "dtype", "auto takes", "us", "fastest", "us", "of the fastest"], lines
+
+
 def notes(document: Document) -> list[str]:
     """Who is not in the table, and why; equal reasons together."""
     grouped: dict[tuple[str, str, str], list[str]] = defaultdict(list)
@@ -115,8 +130,10 @@ def show(document: Document) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=250)
-    header, lines = matrix(document)
-    table = Table(title=f"{document['suite']}: ms ({rate_unit(document)})")
+    judges_plans = document["suite"] == "auto"
+    header, lines = plans(document) if judges_plans else matrix(document)
+    unit = "" if judges_plans else f": ms ({rate_unit(document)})"
+    table = Table(title=document["suite"] + unit)
     for name in header:
         is_text = name in header[:3]
         table.add_column(name, justify="left" if is_text else "right", no_wrap=is_text)
@@ -124,10 +141,11 @@ def show(document: Document) -> None:
         table.add_row(*(f"[bold red]{cell}[/]" if cell == "FAILED" else cell for cell in line))
     console.print(table)
     console.print(f"{caption(document)}. {ceilings(document)}.", highlight=False)
-    console.print(
-        "The last columns are about the fastest of fa101: its speed over the fastest peer's, "
-        "and its share of what torch reaches.",
-    )
+    if not judges_plans:
+        console.print(
+            "The last columns are about the fastest of fa101: its speed over the fastest peer's, "
+            "and its share of what torch reaches.",
+        )
     for note in notes(document):
         console.print(f"- {note}", style="red" if " failed in " in note else "dim", markup=False)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .peers import Contender, UnfitError
+from .peers import Contender, PlannedCall, UnfitError
 from .suites import Case
 from .timing import Call, Stopwatch, Timer
 
@@ -97,6 +97,8 @@ def run_case(
         with verdict(results[-1], timer):
             guard.admit(contender, case)
             call = checked_call(contender, case, inputs, heads, expected, timer, results[-1])
+            if isinstance(call, PlannedCall):
+                results[-1]["plan"] = call.plan
             watch = timer.watch(call)
             with contender.context():
                 seconds = 1e-3 * min(watch.measure(2))

@@ -124,6 +124,26 @@ def _decode() -> Iterator[Case]:
         yield Case(name, batch, heads, 1, keys, 128, "bfloat16", num_heads_kv=heads_kv)
 
 
+def _auto() -> Iterator[Case]:
+    """Shapes on both sides of every border of the planner: prefill, chunks of it, decode."""
+    for head_dim in (64, 128, 256):
+        for batch, seqlen in ((1, 128), (1, 1024), (16, 512), (1, 8192)):
+            name = f"d{head_dim} prefill b{batch} s{seqlen}"
+            yield Case(name, batch, 16, seqlen, seqlen, head_dim, "bfloat16", causal=True)
+        for seqlen_k in (1024, 16384):
+            for batch in (1, 8, 64):
+                name = f"d{head_dim} decode b{batch} s{seqlen_k}"
+                yield Case(name, batch, 32, 1, seqlen_k, head_dim, "bfloat16", num_heads_kv=8)
+            for seqlen_q in (8, 64, 256):
+                name = f"d{head_dim} chunk of {seqlen_q} s{seqlen_k}"
+                yield Case(name, 1, 32, seqlen_q, seqlen_k, head_dim, "bfloat16", True, 8)
+    for dtype, head_dims in (("bfloat16", (512, 1024)), ("float32", (64, 128))):
+        for head_dim in head_dims:
+            yield Case(f"d{head_dim} prefill b1 s1024", 1, 16, 1024, 1024, head_dim, dtype, True)
+            yield Case(f"d{head_dim} decode b1 s8192", 1, 8, 1, 8192, head_dim, dtype)
+            yield Case(f"d{head_dim} chunk of 64 s4096", 1, 8, 64, 4096, head_dim, dtype, True)
+
+
 SUITES: dict[str, tuple[Case, ...]] = {
     "seeds": tuple(_seeds()),
     "prefill": tuple(
@@ -132,6 +152,7 @@ SUITES: dict[str, tuple[Case, ...]] = {
     "decode": tuple(_decode()),
     "large-d": tuple(_large_d()),
     "fp32": tuple(_sixteen_k_tokens((64, 128), (1024, 4096), "float32")),
+    "auto": tuple(_auto()),
     "cpu": tuple(_cpu()),
 }
 
