@@ -2,6 +2,7 @@
 // run, errors become Python's. What is asked is decided in functional.py, what is valid in
 // make_params.cpp; nothing is copied or converted here.
 #include <fa101/attention.h>
+#include <fa101/kv_cache.h>
 #include <fa101/memory.h>
 
 #include <nanobind/nanobind.h>
@@ -134,9 +135,10 @@ DType dtype_of(nb::dlpack::dtype dtype, const char* name) {
     if (is(Code::Bool, 8)) return DType::kBool;
     const std::string_view argument = name;
     throw InvalidType(std::string(name) + " has dtype " + describe(dtype) + "; it must be " +
-                      (argument == "mask"        ? "bool"
-                       : argument == "seqlens_k" ? "int32"
-                                                 : "float32, float16 or bfloat16"));
+                      (argument == "mask"         ? "bool"
+                       : argument == "seqlens_k"  ? "int32"
+                       : argument == "page_table" ? "int32"
+                                                  : "float32, float16 or bfloat16"));
 }
 
 Device device_of(nb::dlpack::device device, const char* name) {
@@ -195,6 +197,29 @@ struct OptionalArray {
     std::optional<TensorView> view;
 };
 
+// Those of the options that are no arrays.
+Options options_of(bool causal, std::optional<int64_t> window_left,
+                   std::optional<int64_t> window_right, const std::string& align,
+                   std::optional<double> softmax_scale, double softcap, const std::string& layout) {
+    Options options;
+    options.causal = causal;
+    options.window_left = window_left;
+    options.window_right = window_right;
+    options.softcap = static_cast<float>(softcap);
+    options.align =
+        choice("align", align, "top_left", Align::kTopLeft, "bottom_right", Align::kBottomRight);
+    options.layout = choice("layout", layout, "bhsd", Layout::kBHSD, "bshd", Layout::kBSHD);
+    if (softmax_scale) options.softmax_scale = static_cast<float>(*softmax_scale);
+    return options;
+}
+
+// What the planner knows of the device; the caller's limit on threads counts too.
+DeviceInfo limited_device_info(Device device, int num_threads) {
+    DeviceInfo info = device_info(device);
+    if (num_threads > 0) info.num_threads = std::min(info.num_threads, num_threads);
+    return info;
+}
+
 // One call of forward() or explain(): its arguments, checked.
 struct Call {
     Call(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse, nb::handle bias,
@@ -209,30 +234,16 @@ struct Call {
           bias_array(bias, "bias", Access::kRead),
           mask_array(mask, "mask", Access::kRead),
           seqlens_k_array(seqlens_k, "seqlens_k", Access::kRead) {
-        Options options;
-        options.causal = causal;
-        options.window_left = window_left;
-        options.window_right = window_right;
-        options.softcap = static_cast<float>(softcap);
+        Options options =
+            options_of(causal, window_left, window_right, align, softmax_scale, softcap, layout);
         options.bias = bias_array.get();
         options.mask = mask_array.get();
         options.seqlens_k = seqlens_k_array.get();
-        options.align = choice("align", align, "top_left", Align::kTopLeft, "bottom_right",
-                               Align::kBottomRight);
-        options.layout = choice("layout", layout, "bhsd", Layout::kBHSD, "bshd", Layout::kBSHD);
-        if (softmax_scale) options.softmax_scale = static_cast<float>(*softmax_scale);
 
         const TensorView q_view = view_of(q_array, "q");
         device = q_view.device;
         params = make_params(q_view, view_of(k_array, "k"), view_of(v_array, "v"),
                              view_of(out_array, "out"), lse_array.get(), options);
-    }
-
-    // What the planner knows of the device; the caller's limit on threads counts too.
-    DeviceInfo info(int num_threads) const {
-        DeviceInfo info = device_info(device);
-        if (num_threads > 0) info.num_threads = std::min(info.num_threads, num_threads);
-        return info;
     }
 
     Array q_array, k_array, v_array, out_array;
@@ -245,21 +256,18 @@ struct Call {
 
 constexpr uintptr_t kWorkspaceAlignment = 256;
 
-void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse,
-             nb::handle bias, nb::handle mask, nb::handle seqlens_k, bool causal,
-             std::optional<int64_t> window_left, std::optional<int64_t> window_right,
-             const std::string& align, std::optional<double> softmax_scale, double softcap,
-             const std::string& layout, const std::string& kernel, const std::string& strategy,
-             uintptr_t stream, nb::handle allocate, int num_threads) {
-    const Call call(q, k, v, out, lse, bias, mask, seqlens_k, causal, window_left, window_right,
-                    align, softmax_scale, softcap, layout);
-    const Problem& problem = call.params.problem;
+// Plans, finds workspace, calls before_run and runs; without the GIL.
+template <class BeforeRun>
+void plan_and_run(const Params& params, Device device, int num_threads, const std::string& kernel,
+                  const std::string& strategy, Stream stream, nb::handle allocate,
+                  const BeforeRun& before_run) {
+    const Problem& problem = params.problem;
     // Given back after the launch, which is not too early: allocators work in the stream's order.
     nb::object memory;
     std::optional<Array> memory_array;
 
     const nb::gil_scoped_release nogil;
-    const Plan p = plan(problem, call.info(num_threads), kernel, strategy);
+    const Plan p = plan(problem, limited_device_info(device, num_threads), kernel, strategy);
     void* workspace = nullptr;
     if (p.workspace_bytes > 0 && !problem.is_empty() && !allocate.is_none()) {
         const nb::gil_scoped_acquire gil;
@@ -269,7 +277,80 @@ void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handl
         workspace = reinterpret_cast<void*>((address + kWorkspaceAlignment - 1) &
                                             ~(kWorkspaceAlignment - 1));
     }
-    run(p, problem, call.params.tensors, workspace, reinterpret_cast<Stream>(stream));
+    before_run();
+    run(p, problem, params.tensors, workspace, stream);
+}
+
+void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse,
+             nb::handle bias, nb::handle mask, nb::handle seqlens_k, bool causal,
+             std::optional<int64_t> window_left, std::optional<int64_t> window_right,
+             const std::string& align, std::optional<double> softmax_scale, double softcap,
+             const std::string& layout, const std::string& kernel, const std::string& strategy,
+             uintptr_t stream, nb::handle allocate, int num_threads) {
+    const Call call(q, k, v, out, lse, bias, mask, seqlens_k, causal, window_left, window_right,
+                    align, softmax_scale, softcap, layout);
+    plan_and_run(call.params, call.device, num_threads, kernel, strategy,
+                 reinterpret_cast<Stream>(stream), allocate, [] {});
+}
+
+void forward_with_kvcache(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::handle out,
+                          nb::handle lse, nb::handle k, nb::handle v, nb::handle seqlens_k,
+                          nb::handle page_table, nb::handle cos, nb::handle sin, bool interleaved,
+                          nb::handle q_rotated, bool causal, std::optional<int64_t> window_left,
+                          std::optional<int64_t> window_right, const std::string& align,
+                          std::optional<double> softmax_scale, double softcap,
+                          const std::string& layout, int64_t num_splits, uintptr_t stream,
+                          nb::handle allocate, int num_threads) {
+    const bool appends = !k.is_none();
+    if (appends == v.is_none()) {
+        throw InvalidArgument("k and v must both be there or both be absent");
+    }
+    if (!appends && !cos.is_none()) {
+        throw InvalidArgument("rotary is given without k and v, the keys that it rotates");
+    }
+    const Array q_array(q, "q", Access::kRead), out_array(out, "out", Access::kWrite);
+    const Access access = appends ? Access::kWrite : Access::kRead;
+    const Array k_cache_array(k_cache, "k_cache", access),
+        v_cache_array(v_cache, "v_cache", access);
+    const OptionalArray lse_array(lse, "lse", Access::kWrite), k_array(k, "k", Access::kRead),
+        v_array(v, "v", Access::kRead), lengths_array(seqlens_k, "seqlens_k", Access::kRead),
+        table_array(page_table, "page_table", Access::kRead),
+        cos_array(cos, "rotary cos", Access::kRead), sin_array(sin, "rotary sin", Access::kRead),
+        rotated_array(q_rotated, "q_rotated", Access::kWrite);
+    const TensorView q_view = view_of(q_array, "q");
+    const TensorView k_cache_view = view_of(k_cache_array, "k_cache");
+    const TensorView v_cache_view = view_of(v_cache_array, "v_cache");
+
+    Options options =
+        options_of(causal, window_left, window_right, align, softmax_scale, softcap, layout);
+    options.seqlens_k = lengths_array.get();
+    options.page_table = table_array.get();
+    options.num_splits = num_splits;
+    options.k_name = "k_cache", options.v_name = "v_cache";
+
+    std::optional<AppendParams> new_keys;
+    if (appends) {
+        AppendOptions append_options;
+        append_options.layout = options.layout;
+        append_options.seqlens_k = options.seqlens_k;
+        append_options.page_table = options.page_table;
+        append_options.cos = cos_array.get(), append_options.sin = sin_array.get();
+        append_options.interleaved = interleaved;
+        append_options.q = &q_view, append_options.q_rotated = rotated_array.get();
+        append_options.queries_advance = causal || window_left || window_right;
+        new_keys = make_append_params(*k_array.get(), *v_array.get(), k_cache_view, v_cache_view,
+                                      append_options);
+        options.seqlen_new = new_keys->k.rows;
+    }
+    const TensorView* const rotated = rotated_array.get();
+    const Params params =
+        make_params(rotated != nullptr ? *rotated : q_view, k_cache_view, v_cache_view,
+                    view_of(out_array, "out"), lse_array.get(), options);
+    const auto append_new_keys = [&] {
+        if (new_keys) append(*new_keys, reinterpret_cast<Stream>(stream));
+    };
+    plan_and_run(params, q_view.device, num_threads, "auto", "auto",
+                 reinterpret_cast<Stream>(stream), allocate, append_new_keys);
 }
 
 struct Explained {
@@ -285,7 +366,7 @@ Explained explain_call(nb::handle q, nb::handle k, nb::handle v, nb::handle out,
                        const std::string& strategy, int num_threads) {
     const Call call(q, k, v, out, lse, bias, mask, seqlens_k, causal, window_left, window_right,
                     align, softmax_scale, softcap, layout);
-    const DeviceInfo info = call.info(num_threads);
+    const DeviceInfo info = limited_device_info(call.device, num_threads);
     Plan p = plan(call.params.problem, info, kernel, strategy);
     std::string text = explain(p, call.params.problem, info);
     return {std::move(p), std::move(text)};
@@ -459,6 +540,14 @@ NB_MODULE(_fa101, m) {
           "stream"_a, "allocate"_a.none(), "num_threads"_a = 0,
           "Writes attention into out and, unless None, the log-sum-exp into lse. `stream` is a "
           "cudaStream_t; `allocate(n)` gives n bytes of workspace on that stream.");
+    m.def("forward_with_kvcache", &forward_with_kvcache, "q"_a, "k_cache"_a, "v_cache"_a, "out"_a,
+          "lse"_a.none(), nb::kw_only(), "k"_a = nb::none(), "v"_a = nb::none(),
+          "seqlens_k"_a = nb::none(), "page_table"_a = nb::none(), "cos"_a = nb::none(),
+          "sin"_a = nb::none(), "interleaved"_a = false, "q_rotated"_a = nb::none(), "causal"_a,
+          "window_left"_a = nb::none(), "window_right"_a = nb::none(), "align"_a,
+          "softmax_scale"_a.none(), "softcap"_a = 0.0, "layout"_a, "num_splits"_a = 0, "stream"_a,
+          "allocate"_a.none(), "num_threads"_a = 0,
+          "Writes k and v, where they are, into the caches at seqlens_k, then attention into out.");
     m.def("explain", &explain_call, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a.none(), nb::kw_only(),
           "bias"_a = nb::none(), "mask"_a = nb::none(), "seqlens_k"_a = nb::none(), "causal"_a,
           "window_left"_a = nb::none(), "window_right"_a = nb::none(), "align"_a,

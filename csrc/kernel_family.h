@@ -37,6 +37,8 @@ struct KernelFamily {
 
     // The compiled architectures, ';'-separated as FA101_ARCHS spells them; null for CPU kernels.
     const char* archs;
+
+    bool reads_pages = false;  // K and V through a page table
 };
 
 // All families, in the order of the ladder.

@@ -1,7 +1,9 @@
 // [2] Every check on user input. Below this file nothing is checked again.
 #include <fa101/error.h>
+#include <fa101/kv_cache.h>
 #include <fa101/params.h>
 
+#include "common/key_rows.h"
 #include "overlap.h"
 
 #include <algorithm>
@@ -10,6 +12,7 @@
 #include <limits>
 #include <sstream>
 #include <string>
+#include <utility>
 
 namespace fa101 {
 namespace {
@@ -30,10 +33,12 @@ std::string describe(Device device) {
     return device.type == DeviceType::kCpu ? "cpu" : "cuda:" + std::to_string(device.index);
 }
 
-void require_device(const TensorView& t, const char* name, const TensorView& q) {
-    if (t.device != q.device) {
-        throw InvalidArgument(std::string(name) + " is on " + describe(t.device) + " but q is on " +
-                              describe(q.device) + "; all tensors must be on one device");
+void require_device(const TensorView& t, const char* name, const TensorView& other,
+                    const char* other_name = "q") {
+    if (t.device != other.device) {
+        throw InvalidArgument(std::string(name) + " is on " + describe(t.device) + " but " +
+                              other_name + " is on " + describe(other.device) +
+                              "; all tensors must be on one device");
     }
 }
 
@@ -97,12 +102,112 @@ void require_same(const char* what, const char* name, int64_t got, const char* o
     }
 }
 
-void require_like_q(const TensorView& t, const char* name, const TensorView& q) {
-    if (t.dtype != q.dtype) {
-        throw InvalidType(std::string(name) + " has dtype " + name_of(t.dtype) +
-                          " but q has dtype " + name_of(q.dtype) + "; they must be equal");
+void require_like(const TensorView& t, const char* name, const TensorView& other,
+                  const char* other_name = "q") {
+    if (t.dtype != other.dtype) {
+        throw InvalidType(std::string(name) + " has dtype " + name_of(t.dtype) + " but " +
+                          other_name + " has dtype " + name_of(other.dtype) +
+                          "; they must be equal");
     }
-    require_device(t, name, q);
+    require_device(t, name, other, other_name);
+}
+
+void require_float(const TensorView& t, const char* name) {
+    if (t.dtype == DType::kInt32 || t.dtype == DType::kBool) {
+        throw InvalidType(std::string(name) + " has dtype " + name_of(t.dtype) +
+                          "; it must be float32, float16 or bfloat16");
+    }
+}
+
+void require_data(const TensorView& t, const char* name) {
+    int64_t size = 1;
+    for (int i = 0; i < t.ndim; ++i) size *= t.shape[i];
+    if (size != 0 && t.data == nullptr) {
+        throw InvalidArgument(std::string(name) + " has no data (a null pointer)");
+    }
+    require_element_alignment(t, name);
+}
+
+void require_int32(const TensorView& t, const char* name) {
+    if (t.dtype != DType::kInt32) {
+        throw InvalidType(std::string(name) + " has dtype " + name_of(t.dtype) +
+                          "; it must be int32");
+    }
+}
+
+void require_lengths(const TensorView& lengths, int64_t batch, const TensorView& other,
+                     const char* other_name = "q") {
+    require_int32(lengths, "seqlens_k");
+    require_device(lengths, "seqlens_k", other, other_name);
+    if (lengths.ndim != 1 || lengths.shape[0] != batch) {
+        throw InvalidArgument(
+            "seqlens_k has shape " + describe(lengths.shape, std::min(lengths.ndim, kMaxDims)) +
+            "; it must have one entry for each batch entry: (" + std::to_string(batch) + ",)");
+    }
+    require_data(lengths, "seqlens_k");
+}
+
+// K and V, or the pages of both: as many heads, rows and batch entries.
+void require_same_cache(const Axes& ak, const char* k_name, const Axes& av, const char* v_name) {
+    require_same("batch", v_name, av.batch, k_name, ak.batch);
+    require_same("seqlen", v_name, av.rows, k_name, ak.rows);
+    require_same("heads", v_name, av.heads, k_name, ak.heads);
+}
+
+struct PageTable {
+    const int32_t* table = nullptr;
+    int64_t stride = 0, max_pages = 0, num_pages = 0, page_size = 0;
+
+    int64_t capacity() const { return max_pages * page_size; }
+};
+
+// `cache` is the axes of k, whose rows are a page's and whose batch entries are the pages.
+PageTable page_table_of(const TensorView* view, const Axes& cache, const char* k_name,
+                        int64_t batch, const TensorView& other, const char* other_name = "q") {
+    if (view == nullptr) return {};
+    const TensorView& t = *view;
+    require_int32(t, "page_table");
+    require_device(t, "page_table", other, other_name);
+    if (t.ndim != 2 || t.shape[0] != batch) {
+        throw InvalidArgument("page_table has shape " +
+                              describe(t.shape, std::min(t.ndim, kMaxDims)) +
+                              "; it must have a row of pages for each batch entry: (" +
+                              std::to_string(batch) + ", max_pages)");
+    }
+    if (t.shape[1] > 1 && t.strides[1] != 1) {
+        throw InvalidArgument("page_table has strides " + describe(t.strides, 2) +
+                              "; its last axis must be contiguous, stride 1");
+    }
+    require_data(t, "page_table");
+    const int64_t page_size = cache.rows;
+    if (page_size < kMinPageSize || (page_size & (page_size - 1)) != 0) {
+        throw InvalidArgument(std::string(k_name) + " has pages of " + std::to_string(page_size) +
+                              " keys; the page size must be a power of two from " +
+                              std::to_string(kMinPageSize) + " on");
+    }
+    PageTable pages{static_cast<const int32_t*>(t.data), t.strides[0], t.shape[1], cache.batch,
+                    page_size};
+    if (pages.max_pages > kMaxSeqlen / page_size) {
+        throw InvalidArgument("page_table has " + std::to_string(pages.max_pages) + " pages of " +
+                              std::to_string(page_size) + " keys for a batch entry; at most " +
+                              std::to_string(kMaxSeqlen) + " keys are supported");
+    }
+    if (cache.batch > kMaxSeqlen) {
+        throw InvalidArgument(std::string(k_name) + " has " + std::to_string(cache.batch) +
+                              " pages; at most " + std::to_string(kMaxSeqlen) + " are supported");
+    }
+    if (cache.batch == 0 && batch * pages.max_pages > 0) {
+        throw InvalidArgument("page_table has shape " + describe(t.shape, 2) + " but " + k_name +
+                              " has no page");
+    }
+    return pages;
+}
+
+void require_room_for(int64_t seqlen_new, int64_t capacity, const char* cache) {
+    if (seqlen_new < 0 || seqlen_new > capacity) {
+        throw InvalidArgument("k has " + std::to_string(seqlen_new) + " new keys; " + cache +
+                              " has room for " + std::to_string(capacity) + " of each batch entry");
+    }
 }
 
 // The strides with which bias or mask is read as (batch, heads, seqlen_q, seqlen_k).
@@ -114,12 +219,11 @@ BroadcastStrides broadcast_strides(const TensorView& t, const char* name, const 
                                    const int64_t (&target)[4]) {
     require_device(t, name, q);
     bool fits = t.ndim >= 2 && t.ndim <= 4;
-    int64_t strides[4] = {}, size = 1;
+    int64_t strides[4] = {};
     for (int i = 0; fits && i < t.ndim; ++i) {
         const int axis = 4 - t.ndim + i;
         fits = t.shape[i] == target[axis] || t.shape[i] == 1;
         strides[axis] = t.shape[i] == 1 ? 0 : t.strides[i];
-        size *= t.shape[i];
     }
     if (!fits) {
         throw InvalidArgument(std::string(name) + " has " + std::to_string(t.ndim) +
@@ -129,10 +233,7 @@ BroadcastStrides broadcast_strides(const TensorView& t, const char* name, const 
                               "seqlen_q, seqlen_k) = " +
                               describe(target, 4));
     }
-    if (size != 0 && t.data == nullptr) {
-        throw InvalidArgument(std::string(name) + " has no data (a null pointer)");
-    }
-    require_element_alignment(t, name);
+    require_data(t, name);
     return {strides[0], strides[1], strides[2], strides[3]};
 }
 
@@ -157,6 +258,43 @@ void require_output(const TensorView& t, const char* name) {
                               ": several elements share one address (an expanded tensor); an "
                               "output must have an address for each");
     }
+}
+
+// cos or sin of a rotary embedding: (positions, rotary_dim / 2).
+void require_rotary(const TensorView& t, const char* name, const TensorView& k_cache,
+                    int64_t head_dim, int64_t capacity) {
+    if (t.dtype != DType::kFloat32 && t.dtype != k_cache.dtype) {
+        throw InvalidType(std::string(name) + " has dtype " + name_of(t.dtype) +
+                          "; it must be float32 or the dtype of k_cache, " +
+                          name_of(k_cache.dtype));
+    }
+    require_device(t, name, k_cache, "k_cache");
+    if (t.ndim != 2 || t.shape[0] < std::max<int64_t>(capacity, 1) || 2 * t.shape[1] > head_dim) {
+        throw InvalidArgument(std::string(name) + " has shape " +
+                              describe(t.shape, std::min(t.ndim, kMaxDims)) +
+                              "; it must be (positions, rotary_dim / 2) with a position for each "
+                              "of the " +
+                              std::to_string(capacity) +
+                              " keys that k_cache has room for and rotary_dim at most the "
+                              "head_dim, " +
+                              std::to_string(head_dim));
+    }
+    if (t.shape[1] > 1 && t.strides[1] != 1) {
+        throw InvalidArgument(std::string(name) + " has strides " + describe(t.strides, 2) +
+                              "; its last axis must be contiguous, stride 1");
+    }
+    require_data(t, name);
+}
+
+RowCopy row_copy(const TensorView& src, const Axes& from, const TensorView& dst, const Axes& to) {
+    RowCopy rows;
+    rows.src_ptr = src.data, rows.dst_ptr = dst.data;
+    rows.heads = from.heads, rows.rows = from.rows, rows.head_dim = from.dim;
+    rows.src_batch_stride = from.batch_stride, rows.src_head_stride = from.head_stride;
+    rows.src_row_stride = from.row_stride;
+    rows.dst_batch_stride = to.batch_stride, rows.dst_head_stride = to.head_stride;
+    rows.dst_row_stride = to.row_stride;
+    return rows;
 }
 
 // Rows may be read and written as 16-byte vectors.
@@ -198,30 +336,35 @@ int64_t Problem::visible_pairs() const {
 
 Params make_params(const TensorView& q, const TensorView& k, const TensorView& v,
                    const TensorView& o, const TensorView* lse, const Options& options) {
+    const char *const k_name = options.k_name, *const v_name = options.v_name;
     const Axes aq = axes_of(q, "q", options.layout);
-    const Axes ak = axes_of(k, "k", options.layout);
-    const Axes av = axes_of(v, "v", options.layout);
+    const Axes ak = axes_of(k, k_name, options.layout);
+    const Axes av = axes_of(v, v_name, options.layout);
     const Axes ao = axes_of(o, "out", options.layout);
 
-    if (q.dtype == DType::kInt32 || q.dtype == DType::kBool) {
-        throw InvalidType(std::string("q has dtype ") + name_of(q.dtype) +
-                          "; it must be float32, float16 or bfloat16");
-    }
-    require_like_q(k, "k", q);
-    require_like_q(v, "v", q);
-    require_like_q(o, "out", q);
+    require_float(q, "q");
+    require_like(k, k_name, q);
+    require_like(v, v_name, q);
+    require_like(o, "out", q);
 
-    require_same("batch", "k", ak.batch, "q", aq.batch);
-    require_same("batch", "v", av.batch, "q", aq.batch);
-    require_same("head_dim", "k", ak.dim, "q", aq.dim);
-    require_same("seqlen", "v", av.rows, "k", ak.rows);
-    require_same("heads", "v", av.heads, "k", ak.heads);
+    const PageTable pages = page_table_of(options.page_table, ak, k_name, aq.batch, q);
+    if (options.page_table == nullptr) require_same("batch", k_name, ak.batch, "q", aq.batch);
+    require_same("head_dim", k_name, ak.dim, "q", aq.dim);
+    require_same_cache(ak, k_name, av, v_name);
+    const int64_t seqlen_k = options.page_table != nullptr ? pages.capacity() : ak.rows;
     if (aq.dim < 1) throw InvalidArgument("q has head_dim 0; it must be at least 1");
-    if (av.dim < 1) throw InvalidArgument("v has head_dim 0; it must be at least 1");
+    if (av.dim < 1)
+        throw InvalidArgument(std::string(v_name) + " has head_dim 0; it must be at least 1");
     if (ak.heads == 0 ? aq.heads != 0 : aq.heads % ak.heads != 0) {
-        throw InvalidArgument("k has " + std::to_string(ak.heads) + " heads and q has " +
-                              std::to_string(aq.heads) +
-                              "; the heads of q must be a multiple of the heads of k and v");
+        throw InvalidArgument(std::string(k_name) + " has " + std::to_string(ak.heads) +
+                              " heads and q has " + std::to_string(aq.heads) +
+                              "; the heads of q must be a multiple of the heads of " + k_name +
+                              " and " + v_name);
+    }
+    require_room_for(options.seqlen_new, seqlen_k, k_name);
+    if (options.num_splits < 0) {
+        throw InvalidArgument("num_splits is " + std::to_string(options.num_splits) +
+                              "; it must be at least 1, or 0 for as many as fit");
     }
     require_same("batch", "out", ao.batch, "q", aq.batch);
     require_same("heads", "out", ao.heads, "q", aq.heads);
@@ -232,7 +375,7 @@ Params make_params(const TensorView& q, const TensorView& k, const TensorView& v
     Params params;
     Problem& p = params.problem;
     Tensors& t = params.tensors;
-    const int64_t logits[4] = {aq.batch, aq.heads, aq.rows, ak.rows};
+    const int64_t logits[4] = {aq.batch, aq.heads, aq.rows, seqlen_k};
     if (const TensorView* bias = options.bias) {
         if (bias->dtype != DType::kFloat32 && bias->dtype != q.dtype) {
             throw InvalidType(std::string("bias has dtype ") + name_of(bias->dtype) +
@@ -256,34 +399,23 @@ Params make_params(const TensorView& q, const TensorView& k, const TensorView& v
         t.mask_row_stride = s.row, t.mask_key_stride = s.key;
     }
     if (const TensorView* lengths = options.seqlens_k) {
-        if (lengths->dtype != DType::kInt32) {
-            throw InvalidType(std::string("seqlens_k has dtype ") + name_of(lengths->dtype) +
-                              "; it must be int32");
-        }
-        require_device(*lengths, "seqlens_k", q);
-        if (lengths->ndim != 1 || lengths->shape[0] != aq.batch) {
-            throw InvalidArgument("seqlens_k has shape " +
-                                  describe(lengths->shape, std::min(lengths->ndim, kMaxDims)) +
-                                  "; it must have one entry for each batch entry: (" +
-                                  std::to_string(aq.batch) + ",)");
-        }
-        if (aq.batch > 0 && lengths->data == nullptr) {
-            throw InvalidArgument("seqlens_k has no data (a null pointer)");
-        }
-        require_element_alignment(*lengths, "seqlens_k");
+        require_lengths(*lengths, aq.batch, q);
         t.seqlens_k_ptr = static_cast<const int32_t*>(lengths->data);
         t.seqlens_k_stride = lengths->strides[0];
+    } else if (options.seqlen_new > 0) {
+        throw InvalidArgument("seqlens_k is absent; with new keys it must say where they went");
     }
 
     const struct {
         const char* name;
         const TensorView* view;
     } inputs[] = {{"q", &q},
-                  {"k", &k},
-                  {"v", &v},
+                  {k_name, &k},
+                  {v_name, &v},
                   {"bias", options.bias},
                   {"mask", options.mask},
-                  {"seqlens_k", options.seqlens_k}};
+                  {"seqlens_k", options.seqlens_k},
+                  {"page_table", options.page_table}};
     for (const auto& input : inputs) {
         if (input.view != nullptr && share_memory(o, *input.view)) {
             throw InvalidArgument(std::string("out overlaps ") + input.name +
@@ -342,7 +474,7 @@ Params make_params(const TensorView& q, const TensorView& k, const TensorView& v
     p.num_heads = aq.heads;
     p.num_heads_kv = ak.heads;
     p.seqlen_q = aq.rows;
-    p.seqlen_k = ak.rows;
+    p.seqlen_k = seqlen_k;
     p.head_dim = aq.dim;
     p.head_dim_v = av.dim;
     p.device = q.device.type;
@@ -352,7 +484,7 @@ Params make_params(const TensorView& q, const TensorView& k, const TensorView& v
     p.softmax_scale = softmax_scale;
     p.softcap = options.softcap;
     const bool bottom_right = options.align == Align::kBottomRight;
-    const int64_t diagonal = bottom_right ? ak.rows - aq.rows : 0;
+    const int64_t diagonal = bottom_right ? seqlen_k - aq.rows : 0;
     const int64_t left = window_bound(options.window_left, "window_left");
     int64_t right = window_bound(options.window_right, "window_right");
     if (options.causal) right = std::min<int64_t>(right, 0);
@@ -361,9 +493,13 @@ Params make_params(const TensorView& q, const TensorView& k, const TensorView& v
     p.has_bias = options.bias != nullptr;
     p.has_mask = options.mask != nullptr;
     p.has_seqlens_k = options.seqlens_k != nullptr;
+    p.seqlen_new = options.seqlen_new;
+    p.page_size = pages.page_size;
+    p.num_splits = options.num_splits;
     p.diagonal_follows_seqlens_k = p.has_seqlens_k && bottom_right;
     p.aligned16 = is_aligned16(q) && is_aligned16(k) && is_aligned16(v) && is_aligned16(o);
-    p.tma = is_tma_addressable(q) && is_tma_addressable(k) && is_tma_addressable(v);
+    p.tma =
+        p.page_size == 0 && is_tma_addressable(q) && is_tma_addressable(k) && is_tma_addressable(v);
 
     t.q_ptr = q.data;
     t.k_ptr = k.data;
@@ -376,9 +512,117 @@ Params make_params(const TensorView& q, const TensorView& k, const TensorView& v
     t.o_batch_stride = ao.batch_stride, t.o_head_stride = ao.head_stride;
     t.q_row_stride = aq.row_stride, t.k_row_stride = ak.row_stride;
     t.v_row_stride = av.row_stride, t.o_row_stride = ao.row_stride;
+    t.page_table_ptr = pages.table, t.page_table_stride = pages.stride;
+    t.num_pages = pages.num_pages;
     t.device_index = q.device.index;
 
     return params;
+}
+
+AppendParams make_append_params(const TensorView& k, const TensorView& v, const TensorView& k_cache,
+                                const TensorView& v_cache, const AppendOptions& options) {
+    const Axes ak = axes_of(k, "k", options.layout), av = axes_of(v, "v", options.layout);
+    const Axes to_k = axes_of(k_cache, "k_cache", options.layout);
+    const Axes to_v = axes_of(v_cache, "v_cache", options.layout);
+    require_float(k_cache, "k_cache");
+    for (const auto& [t, name] : {std::pair{&v_cache, "v_cache"}, {&k, "k"}, {&v, "v"}}) {
+        require_like(*t, name, k_cache, "k_cache");
+    }
+    if (options.page_table == nullptr) {
+        require_same("batch", "k", ak.batch, "k_cache", to_k.batch);
+    }
+    require_same("heads", "k", ak.heads, "k_cache", to_k.heads);
+    require_same("head_dim", "k", ak.dim, "k_cache", to_k.dim);
+    require_same("head_dim", "v", av.dim, "v_cache", to_v.dim);
+    require_same_cache(ak, "k", av, "v");
+    require_same_cache(to_k, "k_cache", to_v, "v_cache");
+    const PageTable pages =
+        page_table_of(options.page_table, to_k, "k_cache", ak.batch, k_cache, "k_cache");
+    const int64_t capacity = options.page_table != nullptr ? pages.capacity() : to_k.rows;
+    require_room_for(ak.rows, capacity, "k_cache");
+    if (options.seqlens_k == nullptr) {
+        throw InvalidArgument("seqlens_k is absent; with new keys it must say where they go");
+    }
+    require_lengths(*options.seqlens_k, ak.batch, k_cache, "k_cache");
+
+    AppendParams p;
+    p.device = k_cache.device;
+    p.dtype = k_cache.dtype;
+    p.batch = ak.batch;
+    p.capacity = capacity;
+    p.page_size = pages.page_size, p.num_pages = pages.num_pages;
+    p.page_table_ptr = pages.table, p.page_table_stride = pages.stride;
+    p.seqlens_k_ptr = static_cast<const int32_t*>(options.seqlens_k->data);
+    p.seqlens_k_stride = options.seqlens_k->strides[0];
+    p.k = row_copy(k, ak, k_cache, to_k);
+    p.v = row_copy(v, av, v_cache, to_v);
+    p.aligned16 =
+        is_aligned16(k) && is_aligned16(v) && is_aligned16(k_cache) && is_aligned16(v_cache);
+
+    const TensorView *const cos = options.cos, *const sin = options.sin;
+    if ((cos == nullptr) != (sin == nullptr)) {
+        throw InvalidArgument("rotary cos and sin must both be there or both be absent");
+    }
+    if (cos != nullptr) {
+        require_rotary(*cos, "rotary cos", k_cache, ak.dim, capacity);
+        require_rotary(*sin, "rotary sin", k_cache, ak.dim, capacity);
+        if (sin->dtype != cos->dtype || sin->shape[0] != cos->shape[0] ||
+            sin->shape[1] != cos->shape[1]) {
+            throw InvalidArgument("rotary sin has shape " + describe(sin->shape, 2) +
+                                  " and dtype " + name_of(sin->dtype) + " but rotary cos has " +
+                                  describe(cos->shape, 2) + " and " + name_of(cos->dtype) +
+                                  "; they must be equal");
+        }
+        p.dtype_rotary = cos->dtype;
+        p.rotary_dim = 2 * cos->shape[1];
+        p.num_positions = cos->shape[0];
+        p.cos_ptr = cos->data, p.sin_ptr = sin->data;
+        p.cos_stride = cos->strides[0], p.sin_stride = sin->strides[0];
+        p.interleaved = options.interleaved;
+    }
+    const TensorView *const q = options.q, *const q_rotated = options.q_rotated;
+    if (q != nullptr && q_rotated != nullptr) {
+        const Axes aq = axes_of(*q, "q", options.layout);
+        const Axes to_q = axes_of(*q_rotated, "q_rotated", options.layout);
+        require_like(*q, "q", k_cache, "k_cache");
+        require_like(*q_rotated, "q_rotated", k_cache, "k_cache");
+        require_same("batch", "q", aq.batch, "k", ak.batch);
+        require_same("head_dim", "q", aq.dim, "k_cache", to_k.dim);
+        require_same("batch", "q_rotated", to_q.batch, "q", aq.batch);
+        require_same("heads", "q_rotated", to_q.heads, "q", aq.heads);
+        require_same("seqlen", "q_rotated", to_q.rows, "q", aq.rows);
+        require_same("head_dim", "q_rotated", to_q.dim, "q", aq.dim);
+        p.q = row_copy(*q, aq, *q_rotated, to_q);
+        p.queries_advance = options.queries_advance;
+    }
+
+    // What is written must have a place for each element and be nobody's input.
+    struct Named {
+        const char* name;
+        const TensorView* view;
+    };
+    const Named inputs[] = {{"k", &k},
+                            {"v", &v},
+                            {"seqlens_k", options.seqlens_k},
+                            {"page_table", options.page_table},
+                            {"rotary cos", cos},
+                            {"rotary sin", sin},
+                            {"q", q}};
+    for (const Named& output :
+         {Named{"k_cache", &k_cache}, {"v_cache", &v_cache}, {"q_rotated", q_rotated}}) {
+        if (output.view == nullptr) continue;
+        require_output(*output.view, output.name);
+        for (const Named& input : inputs) {
+            if (input.view != nullptr && share_memory(*output.view, *input.view)) {
+                throw InvalidArgument(std::string(output.name) + " overlaps " + input.name +
+                                      " in memory; it is written while the other is read");
+            }
+        }
+    }
+    if (share_memory(k_cache, v_cache)) {
+        throw InvalidArgument("v_cache overlaps k_cache in memory; both are written");
+    }
+    return p;
 }
 
 }  // namespace fa101

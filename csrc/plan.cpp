@@ -36,6 +36,11 @@ std::string refusal(const KernelFamily& family, const Problem& problem, const De
         return std::string("it runs on ") + (family.device == DeviceType::kCpu ? "CPU" : "CUDA") +
                " tensors";
     }
+    if (problem.page_size > 0 && !family.reads_pages) return "it reads no pages (page_table)";
+    if (problem.num_splits > 1 && family.num_splits == nullptr) {
+        return "it does not split the keys (num_splits is " + std::to_string(problem.num_splits) +
+               ")";
+    }
     if (std::string reason = family.supports(problem, device); !reason.empty()) return reason;
     if (!is_built(family, device)) return describe_archs(family, device);
     return "";
@@ -171,7 +176,7 @@ Plan plan(const Problem& problem, const DeviceInfo& device, std::string_view ker
                                         std::string(who.empty() ? "" : ": "), reason}) {
             above += part;
         }
-        if (family.supports(problem, device).empty()) unbuilt = reason;
+        if (!is_built(family, device) && reason == describe_archs(family, device)) unbuilt = reason;
     }
     const KernelFamily* const split_q = best[static_cast<int>(Strategy::kSplitQ)];
     const KernelFamily* const split_kv = best[static_cast<int>(Strategy::kSplitKV)];
@@ -201,7 +206,10 @@ Plan plan(const Problem& problem, const DeviceInfo& device, std::string_view ker
         return make_plan(family, problem, device, why + (tell ? " (" + above + ")" : ""));
     };
     if (split_d != nullptr) return chosen(*split_d, "head_dim is split over warps");
-    if (split_q == nullptr) return chosen(*split_kv, "asked for by name");
+    if (split_q == nullptr) {
+        const bool is_forced = kernel != "auto" || strategy != "auto";
+        return chosen(*split_kv, is_forced ? "asked for by name" : "the only one that fits");
+    }
     if (split_kv != nullptr && prefers_split_kv(*split_q, problem, device)) {
         return chosen(*split_kv, "too few query tiles to fill the device: keys are split too");
     }
@@ -274,6 +282,7 @@ std::string explain(const Plan& plan, const Problem& problem, const DeviceInfo& 
     if (problem.has_bias) text << ", " << name_of(problem.dtype_bias) << " bias";
     if (problem.has_mask) text << ", mask";
     if (problem.has_seqlens_k) text << ", seqlens_k";
+    if (problem.page_size > 0) text << ", pages of " << problem.page_size;
     text << "\ndevice     " << device.name << "\nkernel     " << plan.kernel << "\nstrategy   "
          << name_of(plan.strategy) << "\ntile       " << plan.tile.block_m << " queries x "
          << plan.tile.block_n << " keys, head_dim padded to " << plan.tile.head_dim << ", "

@@ -89,6 +89,7 @@ constexpr KernelFamily kFa2CuteSplitKV = {
     flash_decode::workspace,
     FA101_CUDA_LAUNCH(flash_decode::launch),
     FA101_CUTE_ARCHS,
+    /*reads_pages=*/true,
 };
 
 constexpr KernelFamily kFa2CuteSplitD = {

@@ -84,12 +84,14 @@ struct Mask {
     }
 };
 
-// The mask of batch entry `batch`: seqlens_k says how many of the keys exist.
+// The mask of batch entry `batch`: seqlens_k says how many of the keys exist, not counting the
+// seqlen_new that were appended, as far as there was room.
 FA101_HOST_DEVICE Mask mask_of(const Problem& problem, const Tensors& tensors, int64_t batch) {
     Mask mask{problem.seqlen_k, problem.mask_left, problem.mask_right};
     if (tensors.seqlens_k_ptr != nullptr) {
         const int64_t length = tensors.seqlens_k_ptr[batch * tensors.seqlens_k_stride];
-        mask.seqlen_k = clamp_to<int64_t>(length, 0, problem.seqlen_k);
+        const int64_t cached = clamp_to<int64_t>(length, 0, problem.seqlen_k);
+        mask.seqlen_k = clamp_to<int64_t>(cached + problem.seqlen_new, 0, problem.seqlen_k);
         if (problem.diagonal_follows_seqlens_k) {
             mask.mask_left += mask.seqlen_k - problem.seqlen_k;
             mask.mask_right += mask.seqlen_k - problem.seqlen_k;

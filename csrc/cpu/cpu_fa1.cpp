@@ -141,6 +141,7 @@ constexpr KernelFamily kCpuFa1Family = {
         run_cpu_fa1(simd_kernels(cpu_simd_level()), plan, problem, tensors, workspace);
     },
     nullptr,
+    /*reads_pages=*/true,
 };
 
 }  // namespace fa101

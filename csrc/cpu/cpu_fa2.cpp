@@ -138,6 +138,7 @@ constexpr KernelFamily kCpuFa2Family = {
         run_cpu_fa2(simd_kernels(cpu_simd_level()), plan, problem, tensors, workspace);
     },
     nullptr,
+    /*reads_pages=*/true,
 };
 
 }  // namespace fa101

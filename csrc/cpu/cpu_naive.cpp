@@ -193,6 +193,7 @@ constexpr KernelFamily kCpuNaiveFamily = {
         run_cpu_naive(simd_kernels(cpu_simd_level()), plan, problem, tensors, workspace);
     },
     nullptr,
+    /*reads_pages=*/true,
 };
 
 }  // namespace fa101

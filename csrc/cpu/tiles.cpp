@@ -1,5 +1,6 @@
 #include "cpu/tiles.h"
 
+#include "common/key_rows.h"
 #include "common/online_softmax.h"
 
 #include <algorithm>
@@ -34,13 +35,14 @@ Head::Head(const SimdKernels& simd, const Problem& problem, const Tensors& t, in
     : simd_(simd),
       problem_(problem),
       tensors_(t),
+      batch_(index / problem.num_heads),
       mask_(mask_of(problem, t, index / problem.num_heads)),
       bias_mask_(problem, t, index / problem.num_heads, index % problem.num_heads) {
     const int64_t batch = index / problem.num_heads, head = index % problem.num_heads;
     const int64_t head_kv = head / problem.group_size();
     q_ = at(t.q_ptr, batch * t.q_batch_stride + head * t.q_head_stride, problem.dtype_q);
-    k_ = at(t.k_ptr, batch * t.k_batch_stride + head_kv * t.k_head_stride, problem.dtype_kv);
-    v_ = at(t.v_ptr, batch * t.v_batch_stride + head_kv * t.v_head_stride, problem.dtype_kv);
+    k_ = at(t.k_ptr, head_kv * t.k_head_stride, problem.dtype_kv);
+    v_ = at(t.v_ptr, head_kv * t.v_head_stride, problem.dtype_kv);
     o_ = static_cast<char*>(t.o_ptr) +
          (batch * t.o_batch_stride + head * t.o_head_stride) * size_of(problem.dtype_o);
     lse_ = t.lse_ptr != nullptr ? t.lse_ptr + index * problem.seqlen_q : nullptr;
@@ -52,11 +54,21 @@ Panel Head::panel(int64_t begin, int64_t end) const {
 }
 
 void Head::load_keys(int64_t begin, int64_t n, KeyTile& tile) const {
-    const DType dtype = problem_.dtype_kv;
-    simd_.load_rows(dtype, at(k_, begin * tensors_.k_row_stride, dtype), tensors_.k_row_stride, 1,
-                    n, problem_.head_dim, nullptr, tile.k, tile_stride(problem_.head_dim));
-    simd_.load_rows(dtype, at(v_, begin * tensors_.v_row_stride, dtype), tensors_.v_row_stride, 1,
-                    n, problem_.head_dim_v, nullptr, tile.v, tile_stride(problem_.head_dim_v));
+    const auto load = [&](const char* head, int64_t batch_stride, int64_t row_stride, int64_t cols,
+                          float* dst) {
+        const int64_t page_size = problem_.page_size > 0 ? problem_.page_size : problem_.seqlen_k;
+        for (int64_t key = begin, rows; key < begin + n; key += rows) {
+            rows = std::min(begin + n - key, page_size - key % page_size);
+            const int64_t first = key_offset(problem_, tensors_, batch_, static_cast<int>(key),
+                                             batch_stride, row_stride);
+            simd_.load_rows(problem_.dtype_kv, at(head, first, problem_.dtype_kv), row_stride, 1,
+                            rows, cols, nullptr, dst, tile_stride(cols));
+            dst += rows * tile_stride(cols);
+        }
+    };
+    const Tensors& t = tensors_;
+    load(k_, t.k_batch_stride, t.k_row_stride, problem_.head_dim, tile.k);
+    load(v_, t.v_batch_stride, t.v_row_stride, problem_.head_dim_v, tile.v);
     tile.begin = begin;
     tile.n = n;
 }

@@ -150,10 +150,11 @@ class Head {
     const SimdKernels& simd_;
     const Problem& problem_;
     const Tensors& tensors_;
+    const int64_t batch_;
     const Mask mask_;
     const BiasMask bias_mask_;
     const char* q_;
-    const char* k_;
+    const char* k_;  // of the head; see key_offset
     const char* v_;
     char* o_;
     float* lse_;  // or null

@@ -59,8 +59,16 @@ int64_t chunk(const Problem& p, const DeviceInfo& device) {
     return best;
 }
 
+// The same where the caller says how many splits: the keys there may be in as many pieces, each of
+// whole steps of every tile.
+int64_t forced_chunk(const Problem& p) {
+    const int64_t steps = ceil_div<int64_t>(ceil_div(p.seqlen_k, p.num_splits), kChunkStep);
+    return std::max<int64_t>(steps, 1) * kChunkStep;
+}
+
 int64_t chunk_of(const Plan& plan, const Problem& p) {
     if (plan.num_splits == 1) return p.seqlen_k;
+    if (p.num_splits > 0) return forced_chunk(p);
     int64_t chunk = kMinChunk;
     while (ceil_div(p.seqlen_k, chunk) > plan.num_splits) chunk *= 2;
     return chunk;
@@ -113,7 +121,8 @@ Tile tile(const Problem& p, const DeviceInfo&) {
 }
 
 int num_splits(const Problem& p, const DeviceInfo& device) {
-    return static_cast<int>(std::max<int64_t>(ceil_div(p.seqlen_k, chunk(p, device)), 1));
+    const int64_t keys = p.num_splits > 0 ? forced_chunk(p) : chunk(p, device);
+    return static_cast<int>(std::max<int64_t>(ceil_div(p.seqlen_k, keys), 1));
 }
 
 int64_t workspace(const Plan& plan, const Problem& p) {

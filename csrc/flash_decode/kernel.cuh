@@ -25,6 +25,10 @@
 // Registers, at head_dim 128: O 16 x 128 / 32 lanes = 64, Q 32, S 8 or 32. Q goes straight from
 // global memory to the lanes that multiply it: it is small, and read once.
 //
+// With a paged cache an address is a load away: the page comes from the caller's table. So the
+// pages of a step are read while the step before is under way, one of them for each 16 keys, which
+// never lie in two pages.
+//
 // Where a split or a step begins depends neither on the length of the cache nor on who else is in
 // the batch, and everything is added in a fixed order: a sequence has one result.
 //
@@ -36,6 +40,7 @@
 #include <fa101/params.h>
 
 #include "common/bias_mask.h"
+#include "common/key_rows.h"
 #include "common/mask.h"
 #include "common/memory.cuh"
 #include "common/online_softmax.h"
@@ -52,7 +57,7 @@
 
 namespace fa101::flash_decode {
 
-template <class Traits>
+template <class Traits, bool kPaged>
 __global__ void __launch_bounds__(Traits::kNThreads, 2)
     flash_decode_kernel(const __grid_constant__ Problem problem,
                         const __grid_constant__ Tensors tensors,
@@ -138,10 +143,14 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
     extern __shared__ __align__(128) unsigned char smem[];
     Element* const sK = reinterpret_cast<Element*>(smem) + team * 2 * kStages * kTileElements;
     Element* const sV = sK + kStages * kTileElements;
-    const auto* const k_ptr = static_cast<const Element*>(tensors.k_ptr) +
-                              bidb * tensors.k_batch_stride + tile.bidh_kv * tensors.k_head_stride;
-    const auto* const v_ptr = static_cast<const Element*>(tensors.v_ptr) +
-                              bidb * tensors.v_batch_stride + tile.bidh_kv * tensors.v_head_stride;
+    const auto head_ptr = [&](const void* ptr, int64_t batch_stride, int64_t head_stride) {
+        return static_cast<const Element*>(ptr) + (kPaged ? 0 : bidb * batch_stride) +
+               tile.bidh_kv * head_stride;
+    };
+    const Element* const k_ptr =
+        head_ptr(tensors.k_ptr, tensors.k_batch_stride, tensors.k_head_stride);
+    const Element* const v_ptr =
+        head_ptr(tensors.v_ptr, tensors.v_batch_stride, tensors.v_head_stride);
     const int head_dim = static_cast<int>(problem.head_dim);
     const int head_dim_v = static_cast<int>(problem.head_dim_v);
     const bool aligned16 = problem.aligned16;
@@ -161,45 +170,84 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
                   copy_piece() + i % Traits::kPanels * Traits::kPieces);
         }
     };
+    // The pages of the keys of a block that this thread copies.
+    struct PageList {
+        uint32_t page[Traits::kPagesPerThread];
+    };
+    const auto pages_of = [&](int n_block) {
+        PageList list = {};
+        if constexpr (kPaged) {
+            const Pages pages(problem, tensors, bidb);
+#pragma unroll
+            for (int i = 0; i < Traits::kPagesPerThread; ++i) {
+                const int key = n_block * kBlockN + Traits::first_row_of_page(copy_row(), i);
+                list.page[i] = key < n_end ? pages.page_of(key) : 0;
+            }
+        }
+        return list;
+    };
+    // What to copy of K or V: row `key` of a tile is at row_ptr(key, page).
+    struct Source {
+        const Element* ptr;
+        int64_t page_stride, row_stride;
+        int num_cols;
+    };
+    const auto row_ptr = [&](const Source& src, int key, uint32_t page) {
+        if constexpr (kPaged) {
+            const int row = key & (static_cast<int>(problem.page_size) - 1);
+            return src.ptr + page * src.page_stride + row * src.row_stride;
+        } else {
+            return src.ptr + key * src.row_stride;
+        }
+    };
     // Keys from n_end on and columns past num_cols become zeros and are not read.
-    const auto load_tile = [&](Element* dst_tile, const Element* ptr, int64_t row_stride,
-                               int num_cols, int n_block) {
+    const auto load_tile = [&](Element* dst_tile, const Source& src, int n_block,
+                               const PageList& list) {
         if (aligned16) {
             const int first_row = copy_row(), first_piece = copy_piece();
 #pragma unroll
             for (int pass = 0; pass < Traits::kPasses; ++pass) {
                 const int row = first_row + pass * Traits::kRowsPerPass;
                 const int key = n_block * kBlockN + row;
-                const Element* const src = ptr + key * row_stride;
+                const Element* const row_src =
+                    row_ptr(src, key, kPaged ? list.page[Traits::page_of_pass(pass)] : 0);
 #pragma unroll
                 for (int panel = 0; panel < Traits::kPanels; ++panel) {
                     const int piece = first_piece + panel * Traits::kPieces;
-                    cp_async16(dst_tile + Traits::offset(row, piece), src + 8 * piece,
-                               key < n_end && 8 * piece < num_cols);
+                    cp_async16(dst_tile + Traits::offset(row, piece), row_src + 8 * piece,
+                               key < n_end && 8 * piece < src.num_cols);
                 }
             }
         } else {
             for_each_piece([&](int row, int piece) {
                 const int key = n_block * kBlockN + row;
-                const Element* const src = ptr + key * row_stride + 8 * piece;
+                uint32_t page = 0;
+                if constexpr (kPaged) {
+                    if (key < n_end) page = Pages(problem, tensors, bidb).page_of(key);
+                }
+                const Element* const row_src = row_ptr(src, key, page) + 8 * piece;
                 Element* const dst = dst_tile + Traits::offset(row, piece);
 #pragma unroll
                 for (int j = 0; j < 8; ++j) {
-                    const bool inside = key < n_end && 8 * piece + j < num_cols;
-                    dst[j] = inside ? src[j] : from_float<Element>(0.0f);
+                    const bool inside = key < n_end && 8 * piece + j < src.num_cols;
+                    dst[j] = inside ? row_src[j] : from_float<Element>(0.0f);
                 }
             });
         }
     };
     // K and V of a block, a group each; empty ones past the end, so that groups count steps.
-    const auto load_kv = [&](int n_block, int stage) {
+    const auto load_kv = [&](int n_block, int stage, const PageList& list) {
         const bool is_there = n_block < n_block_end;
         if (is_there) {
-            load_tile(sK + stage * kTileElements, k_ptr, tensors.k_row_stride, head_dim, n_block);
+            load_tile(sK + stage * kTileElements,
+                      {k_ptr, tensors.k_batch_stride, tensors.k_row_stride, head_dim}, n_block,
+                      list);
         }
         cp_async_commit();
         if (is_there) {
-            load_tile(sV + stage * kTileElements, v_ptr, tensors.v_row_stride, head_dim_v, n_block);
+            load_tile(sV + stage * kTileElements,
+                      {v_ptr, tensors.v_batch_stride, tensors.v_row_stride, head_dim_v}, n_block,
+                      list);
         }
         cp_async_commit();
     };
@@ -222,8 +270,14 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
             }
         });
     };
+    PageList first_pages[kStages];
 #pragma unroll
-    for (int i = 0; i < kStages - 1; ++i) load_kv(n_block_begin + i * kNumTeams, i);
+    for (int i = 0; i < kStages; ++i) first_pages[i] = pages_of(n_block_begin + i * kNumTeams);
+#pragma unroll
+    for (int i = 0; i < kStages - 1; ++i) {
+        load_kv(n_block_begin + i * kNumTeams, i, first_pages[i]);
+    }
+    PageList next_pages = first_pages[kStages - 1];
 
     // ---- This lane's two rows: Q, and the keys they see. Rows past the end repeat the last. ----
     const int warp_row = kNumTeams == 1 ? 16 * warp : 0;
@@ -294,7 +348,9 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
 
         cp_async_wait_group<2 * (kStages - 1) - 1>();
         team_sync();  // K is there, and the team is done with the stage that is loaded next
-        load_kv(n_block + (kStages - 1) * kNumTeams, stage == 0 ? kStages - 1 : stage - 1);
+        load_kv(n_block + (kStages - 1) * kNumTeams, stage == 0 ? kStages - 1 : stage - 1,
+                next_pages);
+        next_pages = pages_of(n_block + kStages * kNumTeams);
 
         // S = Q K^T, to logits of base 2.
         Tensor s = make_tensor<float>(Shape<_2, Int<kKeys>>{});

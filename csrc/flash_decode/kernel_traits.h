@@ -2,6 +2,7 @@
 // shared memory.
 #pragma once
 
+#include "common/key_rows.h"
 #include "flash_decode/tile_config.h"
 
 namespace fa101::flash_decode {
@@ -23,7 +24,7 @@ struct Traits {
 
     static_assert(kBlockM * kNumTeams == 16 * kTile.num_warps, "a warp owns 16 rows");
     static_assert(kBlockN % 16 == 0 && kHeadDim % 32 == 0, "ldmatrix.x4 brings 16 x 16");
-    static_assert(kMinChunk % (kNumTeams * kBlockN) == 0, "splits begin where steps do");
+    static_assert(kChunkStep % (kNumTeams * kBlockN) == 0, "splits begin where steps do");
 
     // A tile of K or V is rows of kHeadDim elements in pieces of 16 bytes, the pieces permuted by
     // XOR with the row number, so that 8 rows' pieces of one column (ldmatrix) and 8 pieces of one
@@ -40,6 +41,17 @@ struct Traits {
     static constexpr int kPasses = kBlockN / kRowsPerPass;
     static constexpr int kPanels = kHeadDim / (8 * kPieces);
     static_assert(kBlockN % kRowsPerPass == 0, "every thread copies as much");
+
+    // In a paged cache 16 keys share a page: those of several passes, or the one of each pass.
+    static constexpr int kPassesPerPage =
+        kRowsPerPass < kMinPageSize ? kMinPageSize / kRowsPerPass : 1;
+    static constexpr int kPagesPerThread = kPasses / kPassesPerPage;
+    static_assert(kPagesPerThread * kPassesPerPage == kPasses, "no step ends within 16 keys");
+    static constexpr int page_of_pass(int pass) { return pass / kPassesPerPage; }
+    // A row of the i-th of them that the thread copies whose first row is first_row.
+    static __device__ __forceinline__ int first_row_of_page(int first_row, int i) {
+        return first_row + i * kPassesPerPage * kRowsPerPass;
+    }
 
     // The merge of the teams: rows of O in float32; the padding spreads 8 rows over the banks.
     static constexpr int kStrideO = kHeadDim + 8;

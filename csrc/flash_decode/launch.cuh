@@ -15,10 +15,10 @@
 
 namespace fa101::flash_decode {
 
-template <class Traits>
+template <class Traits, bool kPaged>
 void run_kernel(const Problem& problem, const Tensors& tensors, const Partials& partials,
                 Stream stream) {
-    const auto kernel = flash_decode_kernel<Traits>;
+    const auto kernel = flash_decode_kernel<Traits, kPaged>;
     const int64_t rows = problem.seqlen_q * problem.group_size();
     const int64_t grid = problem.batch * problem.num_heads_kv * partials.num_splits *
                          ceil_div<int64_t>(rows, Traits::kBlockM);
@@ -38,11 +38,16 @@ void run_hdim(const Plan& plan, const Problem& problem, const Tensors& tensors,
     } else {
         if constexpr (kTiles[kTileIndex].head_dim == kHeadDim) {
             if (plan.tile.block_m == kTiles[kTileIndex].block_m) {
+                const auto run = [&](auto element) {
+                    using TileTraits = Traits<decltype(element), kTileIndex>;
+                    const auto kernel = problem.page_size > 0 ? run_kernel<TileTraits, true>
+                                                              : run_kernel<TileTraits, false>;
+                    kernel(problem, tensors, partials, stream);
+                };
                 if (problem.dtype_q == DType::kFloat16) {
-                    run_kernel<Traits<__half, kTileIndex>>(problem, tensors, partials, stream);
+                    run(__half{});
                 } else {
-                    run_kernel<Traits<__nv_bfloat16, kTileIndex>>(problem, tensors, partials,
-                                                                  stream);
+                    run(__nv_bfloat16{});
                 }
                 return;
             }

@@ -1,6 +1,7 @@
 #include "testing/reference.h"
 
 #include "common/bias_mask.h"
+#include "common/key_rows.h"
 #include "common/mask.h"
 #include "testing/element.h"
 #include "testing/parallel.h"
@@ -19,8 +20,14 @@ void reference_row(const Problem& p, const Tensors& t, int64_t b, int64_t h, int
                    double* lse) {
     const int64_t h_kv = h / p.group_size();
     const int64_t q0 = b * t.q_batch_stride + h * t.q_head_stride + i * t.q_row_stride;
-    const int64_t k0 = b * t.k_batch_stride + h_kv * t.k_head_stride;
-    const int64_t v0 = b * t.v_batch_stride + h_kv * t.v_head_stride;
+    const auto k_row = [&](int64_t j) {
+        return h_kv * t.k_head_stride +
+               key_offset(p, t, b, static_cast<int>(j), t.k_batch_stride, t.k_row_stride);
+    };
+    const auto v_row = [&](int64_t j) {
+        return h_kv * t.v_head_stride +
+               key_offset(p, t, b, static_cast<int>(j), t.v_batch_stride, t.v_row_stride);
+    };
     const Mask mask = mask_of(p, t, b);
     const BiasMask bias_mask(p, t, b, h);
 
@@ -30,9 +37,10 @@ void reference_row(const Problem& p, const Tensors& t, int64_t b, int64_t h, int
     for (int64_t j = 0; j < mask.seqlen_k; ++j) {
         if (j < i + mask.mask_left || j > i + mask.mask_right || bias_mask.hides(i, j)) continue;
         double dot = 0;
+        const int64_t k0 = k_row(j);
         for (int64_t d = 0; d < p.head_dim; ++d) {
             dot += static_cast<double>(load_element(t.q_ptr, kDType, q0 + d)) *
-                   load_element(t.k_ptr, kDType, k0 + j * t.k_row_stride + d);
+                   load_element(t.k_ptr, kDType, k0 + d);
         }
         double logit = p.softmax_scale * dot;
         if (p.softcap > 0) logit = p.softcap * std::tanh(logit / p.softcap);
@@ -50,8 +58,9 @@ void reference_row(const Problem& p, const Tensors& t, int64_t b, int64_t h, int
     for (size_t n = 0; n < s.size(); ++n) {
         const double weight = std::exp(s[n] - row_max);
         row_sum += weight;
+        const int64_t v0 = v_row(keys[n]);
         for (int64_t d = 0; d < p.head_dim_v; ++d) {
-            o[d] += weight * load_element(t.v_ptr, kDType, v0 + keys[n] * t.v_row_stride + d);
+            o[d] += weight * load_element(t.v_ptr, kDType, v0 + d);
         }
     }
     const double inverse = row_sum == 0 ? 0 : 1 / row_sum;  // no key, or all logits -inf: O = 0

@@ -7,12 +7,13 @@
 """
 
 from fa101._fa101 import __version__, get_num_threads, info, kernels, set_num_threads
-from fa101.functional import explain, flash_attention, plan
+from fa101.functional import explain, flash_attention, flash_attention_with_kvcache, plan
 
 __all__ = [
     "__version__",
     "explain",
     "flash_attention",
+    "flash_attention_with_kvcache",
     "get_num_threads",
     "info",
     "kernels",

@@ -73,6 +73,9 @@ _EXTRA_DTYPES = {
     "bias": ("float32", "float16", "bfloat16"),
     "mask": ("bool",),
     "seqlens_k": ("int32",),
+    "page_table": ("int32",),
+    "rotary cos": ("float32", "float16", "bfloat16"),
+    "rotary sin": ("float32", "float16", "bfloat16"),
 }
 
 
@@ -81,11 +84,20 @@ class Framework(ABC):
     def inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
         """q, k and v with their last axis contiguous: copied where it is not."""
 
+    @abstractmethod
+    def input(self, name: str, x: Any) -> Any:
+        """One of them alone."""
+
+    @abstractmethod
+    def cache(self, name: str, x: Any, written: bool) -> Any:
+        """k_cache or v_cache, checked for what the binding cannot see; never copied."""
+
     def extra(self, name: str, x: Any) -> Any:
-        """bias, mask or seqlens_k, checked for what the binding cannot see."""
+        """An optional array, checked for what the binding cannot see."""
         dtype = str(x.dtype).removeprefix("torch.")  # a foreign byte order is in it: ">f4"
         if dtype not in _EXTRA_DTYPES[name]:
-            rule = "float32 or the dtype of q" if name == "bias" else _EXTRA_DTYPES[name][0]
+            allowed = _EXTRA_DTYPES[name]
+            rule = allowed[0] if len(allowed) == 1 else "float32 or the dtype of q"
             hint = "; what is added to the logits is a bias" if name == "mask" else ""
             raise TypeError(f"{name} has dtype {dtype}; it must be {rule}{hint}")
         return x
@@ -100,6 +112,14 @@ class Framework(ABC):
 
     @abstractmethod
     def empty_lse(self, q: Any, layout: str) -> Any: ...
+
+    @abstractmethod
+    def int32(self, values: Sequence[int], q: Any) -> Any:
+        """An array of them beside q."""
+
+    def host_range(self, x: Any) -> tuple[int, int] | None:
+        """The least and the largest of x where they can be read without waiting for a device."""
+        return None
 
     @abstractmethod
     def allocator(self, q: Any) -> Allocator:
@@ -134,11 +154,17 @@ class Torch(Framework):
         self._strided = torch.strided
 
     def inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
-        torch = self._torch
         self._refuse_transforms(q=q, k=k, v=v)
-        place = "cuda" if q.is_cuda else "cpu"
-        cast = torch.get_autocast_dtype(place) if torch.is_autocast_enabled(place) else None
+        cast = self._autocast_dtype(q)
         return self._input("q", q, cast), self._input("k", k, cast), self._input("v", v, cast)
+
+    def input(self, name: str, x: Any) -> Any:
+        self._refuse_transforms(**{name: x})
+        return self._input(name, x, self._autocast_dtype(x))
+
+    def _autocast_dtype(self, x: Any) -> Any:
+        torch, place = self._torch, "cuda" if x.is_cuda else "cpu"
+        return torch.get_autocast_dtype(place) if torch.is_autocast_enabled(place) else None
 
     def _input(self, name: str, x: Any, cast: Any) -> Any:
         self._require_dense(name, x)
@@ -157,19 +183,30 @@ class Torch(Framework):
         self._refuse_transforms(**{name: x})
         self._require_dense(name, x)
         super().extra(name, x)
-        torch, place = self._torch, "cuda" if x.is_cuda else "cpu"
-        if x.dtype not in (torch.float32, torch.bool, torch.int32) and (
-            torch.is_autocast_enabled(place)
-        ):
-            x = x.to(torch.get_autocast_dtype(place))
+        torch = self._torch
+        if x.dtype not in (torch.float32, torch.bool, torch.int32):
+            cast = self._autocast_dtype(x)
+            if cast is not None:
+                x = x.to(cast)
         return x.resolve_neg()
 
     def writable(self, out: Any) -> Any:
-        self._refuse_transforms(out=out)
-        self._require_dense("out", out)
-        if out.is_neg():
-            raise ValueError("out is a negated view (Tensor.is_neg); it cannot be written into")
-        return out
+        return self._writable("out", out)
+
+    def cache(self, name: str, x: Any, written: bool) -> Any:
+        self._writable(name, x)
+        if x.dtype not in self._dtypes:
+            raise _refuse_dtype(name, x.dtype)
+        return x
+
+    def _writable(self, name: str, x: Any) -> Any:
+        self._refuse_transforms(**{name: x})
+        self._require_dense(name, x)
+        if x.is_neg():
+            raise ValueError(
+                f"{name} is a negated view (Tensor.is_neg); it cannot be used in place"
+            )
+        return x
 
     def _require_dense(self, name: str, x: Any) -> None:
         kind = type(x)
@@ -231,6 +268,17 @@ class Torch(Framework):
         if not out.is_inference():
             self._torch.autograd.graph.increment_version(out)
 
+    def int32(self, values: Sequence[int], q: Any) -> Any:
+        torch = self._torch
+        if len(set(values)) == 1:  # a kernel fills it; a copy from the host would wait
+            return torch.full((len(values),), values[0], dtype=torch.int32, device=q.device)
+        return torch.tensor(values, dtype=torch.int32, device=q.device)
+
+    def host_range(self, x: Any) -> tuple[int, int] | None:
+        if x.device.type != "cpu" or x.numel() == 0:
+            return None
+        return int(x.min()), int(x.max())
+
     def allocator(self, q: Any) -> Allocator:
         torch = self._torch
         return lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, device=q.device)
@@ -254,14 +302,16 @@ class Numpy(Framework):
         self._dtypes = {self._xp.dtype("float32"), self._xp.dtype("float16")}
 
     def inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
-        return self._input("q", q), self._input("k", k), self._input("v", v)
+        return self.input("q", q), self.input("k", k), self.input("v", v)
 
-    def _input(self, name: str, x: Any) -> Any:
+    def input(self, name: str, x: Any) -> Any:
+        x = self.cache(name, x, written=False)
+        return x if self._is_readable(x) else x.copy(order="C")
+
+    def cache(self, name: str, x: Any, written: bool) -> Any:
         self._require_plain(name, x)
         if x.dtype not in self._dtypes and x.dtype.name != "bfloat16":
             raise _refuse_dtype(name, x.dtype)
-        if not self._is_readable(x):
-            x = x.copy(order="C")
         return x
 
     def extra(self, name: str, x: Any) -> Any:
@@ -291,6 +341,12 @@ class Numpy(Framework):
     def empty_lse(self, q: Any, layout: str) -> Any:
         return self._xp.empty(_lse_shape(q.shape, layout), dtype="float32")
 
+    def int32(self, values: Sequence[int], q: Any) -> Any:
+        return self._xp.array(values, dtype="int32")
+
+    def host_range(self, x: Any) -> tuple[int, int] | None:
+        return (int(x.min()), int(x.max())) if x.size else None
+
     def argument(self, x: Any) -> Any:
         if x.dtype in self._dtypes or x.dtype.name != "bfloat16":
             return x
@@ -303,9 +359,9 @@ class Numpy(Framework):
 class Cupy(Numpy):
     module = "cupy"
 
-    def inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
-        with q.device:
-            return super().inputs(q, k, v)
+    def input(self, name: str, x: Any) -> Any:
+        with x.device:
+            return super().input(name, x)
 
     def extra(self, name: str, x: Any) -> Any:
         return Framework.extra(self, name, x)
@@ -323,6 +379,13 @@ class Cupy(Numpy):
     def empty_lse(self, q: Any, layout: str) -> Any:
         with q.device:
             return super().empty_lse(q, layout)
+
+    def int32(self, values: Sequence[int], q: Any) -> Any:
+        with q.device:
+            return super().int32(values, q)
+
+    def host_range(self, x: Any) -> tuple[int, int] | None:
+        return None
 
     def argument(self, x: Any) -> Any:
         # -1: no waiting. Everything is on CuPy's current stream already, and an order with another
@@ -357,11 +420,20 @@ class Jax(Framework):
         self._np = numpy
 
     def inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            if x.dtype.name not in ("float32", "float16", "bfloat16"):
-                raise _refuse_dtype(name, x.dtype)
-            self._require_one_device(name, x)
-        return q, k, v
+        return self.input("q", q), self.input("k", k), self.input("v", v)
+
+    def input(self, name: str, x: Any) -> Any:
+        if x.dtype.name not in ("float32", "float16", "bfloat16"):
+            raise _refuse_dtype(name, x.dtype)
+        self._require_one_device(name, x)
+        return x
+
+    def cache(self, name: str, x: Any, written: bool) -> Any:
+        if written:
+            raise ValueError(
+                f"k and v are given, but {name} is a JAX array, which cannot be written in place"
+            )
+        return self.input(name, x)
 
     def extra(self, name: str, x: Any) -> Any:
         self._require_one_device(name, x)
@@ -388,6 +460,13 @@ class Jax(Framework):
 
     def empty_lse(self, q: Any, layout: str) -> Any:
         return self._empty(_lse_shape(q.shape, layout), "float32", q)
+
+    def int32(self, values: Sequence[int], q: Any) -> Any:
+        return self._jax.device_put(self._np.array(values, "int32"), self._device(q))
+
+    def host_range(self, x: Any) -> tuple[int, int] | None:
+        on_host = self._device(x).platform == "cpu" and x.size
+        return (int(x.min()), int(x.max())) if on_host else None
 
     def argument(self, x: Any) -> Any:
         if isinstance(x, self._np.ndarray):

@@ -5,9 +5,9 @@ below, in make_params.cpp, once for Python and C++.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any, Literal, Protocol, TypeVar, overload
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, overload
 
 from fa101 import _fa101
 from fa101._frameworks import Framework, framework_of
@@ -132,14 +132,174 @@ def flash_attention(
     may not see has no effect on its result, even if it is NaN; what it sees propagates. A key that
     a bias of -inf hides is seen, with weight 0, and 0 * NaN is NaN; a mask hides it entirely.
     """
-    options = _options(causal, window, align, softmax_scale, softcap, layout, strategy, kernel)
+    options = _options(causal, window, align, softmax_scale, softcap, layout)
+    options |= _choice(strategy, kernel)
     _require_type("return_lse", return_lse, bool, "True or False")
     extras = {"bias": bias, "mask": mask, "seqlens_k": seqlens_k}
-    framework = _common_framework(q=q, k=k, v=v, out=out, **extras)
+    framework = _common_framework({"q": q, "k": k, "v": v}, extras | {"out": out})
     q, k, v = framework.inputs(q, k, v)
     target = framework.empty_out(q, v) if out is None else framework.writable(out)
     lse = framework.empty_lse(q, layout) if return_lse else None
     _forward(framework, q, k, v, target, lse, extras, options)
+    if out is None:
+        out = framework.result(target, q)
+    else:
+        framework.written(out)
+    return (out, framework.result(lse, q)) if return_lse else out
+
+
+@overload
+def flash_attention_with_kvcache(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    *,
+    k: Array | None = ...,
+    v: Array | None = ...,
+    seqlens_k: Array | int | Sequence[int] | None = ...,
+    page_table: Array | None = ...,
+    causal: bool = ...,
+    align: str = ...,
+    window: tuple[int | None, int | None] | None = ...,
+    softmax_scale: float | None = ...,
+    softcap: float = ...,
+    layout: str = ...,
+    num_splits: int | Literal["auto"] = ...,
+    rotary: tuple[Array, Array, bool] | None = ...,
+    return_lse: Literal[False] = ...,
+    out: Array | None = ...,
+) -> Array: ...
+
+
+@overload
+def flash_attention_with_kvcache(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    *,
+    k: Array | None = ...,
+    v: Array | None = ...,
+    seqlens_k: Array | int | Sequence[int] | None = ...,
+    page_table: Array | None = ...,
+    causal: bool = ...,
+    align: str = ...,
+    window: tuple[int | None, int | None] | None = ...,
+    softmax_scale: float | None = ...,
+    softcap: float = ...,
+    layout: str = ...,
+    num_splits: int | Literal["auto"] = ...,
+    rotary: tuple[Array, Array, bool] | None = ...,
+    return_lse: Literal[True],
+    out: Array | None = ...,
+) -> tuple[Array, Array]: ...
+
+
+def flash_attention_with_kvcache(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    *,
+    k: Any = None,
+    v: Any = None,
+    seqlens_k: Any = None,
+    page_table: Any = None,
+    causal: bool = True,
+    align: str = "bottom_right",
+    window: tuple[int | None, int | None] | None = None,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    layout: str = "bshd",
+    num_splits: Any = "auto",
+    rotary: Any = None,
+    return_lse: bool = False,
+    out: Any = None,
+) -> Any:
+    """flash_attention of new queries over a KV cache, which new keys may join first.
+
+    Shapes, for layout="bshd" (for "bhsd" swap the two axes in the middle):
+        q                 (batch, seqlen_q, heads, head_dim)
+        k_cache, v_cache  (batch, capacity, heads_kv, head_dim and head_dim_v)
+          or, as pages    (num_pages, page_size, heads_kv, head_dim and head_dim_v)
+        k, v              (batch, seqlen_new, heads_kv, head_dim and head_dim_v)
+        page_table        (batch, max_pages), int32
+        out               (batch, seqlen_q, heads, head_dim_v)
+        lse               (batch, heads, seqlen_q), float32, in either layout
+    Arrays, dtypes, devices, streams and what the other arguments mean are as in flash_attention,
+    but the diagonal ends at the last key (align="bottom_right"). The caches are never copied: their
+    last axis must be contiguous. Inside torch.autocast they keep their dtype.
+
+    seqlens_k: how many keys the cache holds for each batch entry before this call; None is all it
+        has room for. An int32 array (batch,), read on the device: nothing waits for it, and a
+        captured CUDA graph follows it. Or an int or a list, for which a CUDA graph does not.
+        Values on the host (a NumPy array or CPU tensor, too) are checked against the capacity;
+        on a device they count as the nearest of 0 and the capacity.
+    k, v: new keys, written into the cache at rows seqlens_k[b], seqlens_k[b] + 1, ... and attended
+        like the others, so that seqlen_new more are there. Rows beyond the capacity (which only
+        lengths on a device can ask for) are dropped. seqlens_k itself is the caller's to advance.
+    page_table: the keys of entry b are those of the pages page_table[b, 0], page_table[b, 1], ...;
+        page_size is a power of two from 16 on, the capacity max_pages * page_size. Entries past a
+        sequence's last key are not read. An entry outside of [0, num_pages) gives values that mean
+        nothing, but no memory outside of the cache is read, and nothing is written for it.
+    rotary: (cos, sin, interleaved): rotary position embedding (Su et al., arXiv 2104.09864) of k on
+        its way into the cache, and of q. cos and sin are (positions, rotary_dim / 2), float32 or
+        the dtype of q, with a position for each key there is room for; rotary_dim is at most
+        head_dim, columns beyond it stay. Columns i and i + rotary_dim / 2 turn together;
+        interleaved: 2i and 2i + 1. Key i is at position seqlens_k + i, and so is query i; without
+        causal and window all queries are at position seqlens_k.
+    num_splits: into how many parts the keys are cut, on CUDA. "auto" cuts every so many keys, a
+        number that depends on batch, heads, head_dim and the device alone: a sequence then gets
+        the same bits in a cache of any capacity and in any company. An integer cuts the capacity
+        into so many parts, or into fewer, at multiples of 128 keys.
+
+    On CUDA pages and num_splits > 1 need float16 or bfloat16, and a head_dim of at most 256.
+    """
+    options = _options(causal, window, align, softmax_scale, softcap, layout)
+    _require_type("return_lse", return_lse, bool, "True or False")
+    options["num_splits"] = _num_splits(num_splits)
+    cos, sin, interleaved = _rotary(rotary)
+    on_host = seqlens_k is None or isinstance(seqlens_k, (Integral, list, tuple))
+    extras = {"page_table": page_table, "rotary cos": cos, "rotary sin": sin}
+    if not on_host:
+        extras["seqlens_k"] = seqlens_k
+    framework = _common_framework(
+        {"q": q, "k_cache": k_cache, "v_cache": v_cache}, extras | {"k": k, "v": v, "out": out}
+    )
+    q = framework.input("q", q)
+    appends = k is not None
+    k_cache = framework.cache("k_cache", k_cache, appends)
+    v_cache = framework.cache("v_cache", v_cache, appends)
+    new = {name: framework.input(name, x) for name, x in (("k", k), ("v", v)) if x is not None}
+    extras = {name: framework.extra(name, x) for name, x in extras.items() if x is not None}
+    room = _room(k_cache, page_table, new.get("k"), layout)
+    if on_host:
+        lengths = _lengths(seqlens_k, q.shape[0] if q.shape else 0, room)
+        if lengths is not None:
+            extras["seqlens_k"] = framework.int32(lengths, q)
+    elif (found := framework.host_range(extras["seqlens_k"])) is not None:
+        _require_room("seqlens_k", found, room)
+
+    target = framework.empty_out(q, v_cache) if out is None else framework.writable(out)
+    lse = framework.empty_lse(q, layout) if return_lse else None
+    optional = new | {name.removeprefix("rotary "): x for name, x in extras.items()}
+    if cos is not None:
+        optional["q_rotated"] = framework.empty_out(q, q)
+    argument = framework.argument
+    _fa101.forward_with_kvcache(
+        argument(q),
+        argument(k_cache),
+        argument(v_cache),
+        argument(target),
+        None if lse is None else argument(lse),
+        **{name: argument(x) for name, x in optional.items()},
+        **options,
+        interleaved=interleaved,
+        stream=framework.stream(q),
+        allocate=framework.allocator(q),
+        num_threads=framework.num_threads(),
+    )
+    if appends:
+        framework.written(k_cache)
+        framework.written(v_cache)
     if out is None:
         out = framework.result(target, q)
     else:
@@ -165,9 +325,10 @@ def plan(
     kernel: str = "auto",
 ) -> _fa101.Plan:
     """How flash_attention would run with these arguments: kernel, tile, workspace, and why."""
-    options = _options(causal, window, align, softmax_scale, softcap, layout, strategy, kernel)
+    options = _options(causal, window, align, softmax_scale, softcap, layout)
+    options |= _choice(strategy, kernel)
     extras = {"bias": bias, "mask": mask, "seqlens_k": seqlens_k}
-    framework = _common_framework(q=q, k=k, v=v, **extras)
+    framework = _common_framework({"q": q, "k": k, "v": v}, extras)
     q, k, v = framework.inputs(q, k, v)
     arrays = [framework.argument(x) for x in (q, k, v, framework.empty_out(q, v))]
     return _fa101.explain(
@@ -228,14 +389,10 @@ def _options(
     softmax_scale: Any,
     softcap: Any,
     layout: Any,
-    strategy: Any,
-    kernel: Any,
 ) -> dict[str, Any]:
     _require_type("causal", causal, bool, "True or False")
     _require_type("align", align, str, "a string")
     _require_type("layout", layout, str, "a string")
-    _require_type("strategy", strategy, str, "a string")
-    _require_type("kernel", kernel, str, "a string")
     if softmax_scale is not None:
         softmax_scale = _number("softmax_scale", softmax_scale, "a number or None")
     cap = _number("softcap", softcap, "a number (0: none)")
@@ -250,9 +407,82 @@ def _options(
         "softmax_scale": softmax_scale,
         "softcap": cap,
         "layout": layout,
-        "strategy": strategy,
-        "kernel": kernel,
     }
+
+
+def _choice(strategy: Any, kernel: Any) -> dict[str, str]:
+    _require_type("strategy", strategy, str, "a string")
+    _require_type("kernel", kernel, str, "a string")
+    return {"strategy": strategy, "kernel": kernel}
+
+
+def _num_splits(value: Any) -> int:
+    """0 for "auto"."""
+    rule = "'auto' or an integer of at least 1"
+    if isinstance(value, str):
+        if value == "auto":
+            return 0
+        raise ValueError(f"num_splits is {value!r}; it must be {rule}")
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"num_splits is {value!r}; it must be {rule}")
+    if value < 1:
+        raise ValueError(f"num_splits is {value!r}; it must be {rule}")
+    return min(int(value), 2**31)
+
+
+def _rotary(rotary: Any) -> tuple[Any, Any, bool]:
+    if rotary is None:
+        return None, None, False
+    rule = "a triple (cos, sin, interleaved) of two arrays and a bool, or None"
+    if not isinstance(rotary, (tuple, list)) or len(rotary) != 3:
+        raise TypeError(f"rotary is a {_kind(rotary)}; it must be {rule}")
+    cos, sin, interleaved = rotary
+    if not isinstance(interleaved, bool):
+        raise TypeError(f"rotary's interleaved is {interleaved!r}; it must be True or False")
+    return cos, sin, interleaved
+
+
+class _Room(NamedTuple):
+    """Rows of a cache for each batch entry, and how many of them are about to be filled."""
+
+    capacity: int
+    new: int
+
+
+def _room(k_cache: Any, page_table: Any, k: Any, layout: str) -> _Room | None:
+    """None where the shapes are not what make_params.cpp lets pass."""
+    rows = 1 if layout == "bshd" else 2
+    if len(k_cache.shape) != 4 or (k is not None and len(k.shape) != 4):
+        return None
+    if page_table is not None and len(page_table.shape) != 2:
+        return None
+    pages = 1 if page_table is None else page_table.shape[1]
+    return _Room(pages * k_cache.shape[rows], 0 if k is None else k.shape[rows])
+
+
+def _lengths(seqlens_k: Any, batch: int, room: _Room | None) -> list[int] | None:
+    """seqlens_k from the host, checked, one for each batch entry; None: not given."""
+    if seqlens_k is None:
+        return None
+    listed = seqlens_k if isinstance(seqlens_k, (list, tuple)) else [seqlens_k] * batch
+    for length in listed:
+        if isinstance(length, bool) or not isinstance(length, Integral):
+            rule = "an int32 array, an int or a list of ints"
+            raise TypeError(f"seqlens_k is {seqlens_k!r}; it must be {rule}")
+    lengths = [int(length) for length in listed]
+    _require_room("seqlens_k", lengths, room)
+    return lengths
+
+
+def _require_room(name: str, lengths: Sequence[int], room: _Room | None) -> None:
+    if room is None:
+        return
+    for length in lengths:
+        if not 0 <= length <= room.capacity - room.new:
+            raise ValueError(
+                f"{name} has {length}; it must be from 0 to {room.capacity - room.new}: "
+                f"the cache's capacity is {room.capacity} keys, and {room.new} are new"
+            )
 
 
 def _require_type(name: str, value: Any, expected: type, words: str) -> None:
@@ -292,10 +522,10 @@ def _window(window: Any) -> tuple[int | None, int | None]:
     return left, right
 
 
-def _common_framework(*, q: Any, k: Any, v: Any, **optional: Any) -> Framework:
-    """The framework that all arrays come from; `optional` ones may be None."""
+def _common_framework(required: dict[str, Any], optional: Mapping[str, Any]) -> Framework:
+    """The framework that all arrays, q among them, come from; `optional` ones may be None."""
+    q = required["q"]
     framework = framework_of("q", q)
-    required = {"k": k, "v": v}
     present = {name: x for name, x in optional.items() if x is not None}
     for name, x in (required | present).items():
         if framework_of(name, x) is not framework:

@@ -48,6 +48,18 @@ struct Options {
     // (batch) int32: only that many keys of each batch entry exist. Read by the kernel, on the
     // device; what lies outside [0, seqlen_k] counts as the nearer end.
     const TensorView* seqlens_k = nullptr;
+    // Keys that append() (kv_cache.h) adds to those of seqlens_k before the call.
+    int64_t seqlen_new = 0;
+    // (batch, max_pages) int32, rows contiguous: k and v are pages, (num_pages, heads, page_size,
+    // head_dim) in bhsd. The keys of batch entry b are those of the pages page_table[b], in that
+    // order, so that seqlen_k is max_pages * page_size. page_size is a power of two from 16 on. On
+    // the device, like seqlens_k; a page outside of [0, num_pages) counts as the last.
+    const TensorView* page_table = nullptr;
+    const char *k_name = "k", *v_name = "v";  // what errors call them
+
+    // Parts that split_kv cuts the keys into; 0: as it sees fit. It cuts at multiples of 128 keys,
+    // so there are fewer where seqlen_k is short, and bits depend on seqlen_k.
+    int64_t num_splits = 0;
 
     Layout layout = Layout::kBHSD;
     std::string_view kernel = "auto";
@@ -83,6 +95,9 @@ struct Problem {
     // The optional arrays of Options that are there.
     bool has_bias = false, has_mask = false, has_seqlens_k = false;
     DType dtype_bias = DType::kFloat32;
+    int64_t seqlen_new = 0;  // keys of each batch entry that seqlens_k does not count yet
+    int64_t page_size = 0;   // keys of a page of k and v; 0: they lie in one piece
+    int64_t num_splits = 0;  // that split_kv shall make; 0: as it sees fit
     // With seqlens_k: the diagonal ends in the corner of the keys that exist (bottom right), so
     // both bounds move with their number.
     bool diagonal_follows_seqlens_k = false;
@@ -117,6 +132,11 @@ struct Tensors {
     const void* bias_ptr = nullptr;          // (batch, num_heads, seqlen_q, seqlen_k), or null
     const uint8_t* mask_ptr = nullptr;       // (batch, num_heads, seqlen_q, seqlen_k), or null
     const int32_t* seqlens_k_ptr = nullptr;  // (batch), or null
+
+    // With pages the batch axis of k and v counts pages.
+    const int32_t* page_table_ptr = nullptr;  // (batch, max_pages), or null
+    int64_t page_table_stride = 0;
+    int64_t num_pages = 0;
 
     int64_t q_batch_stride = 0, q_head_stride = 0, q_row_stride = 0;
     int64_t k_batch_stride = 0, k_head_stride = 0, k_row_stride = 0;
