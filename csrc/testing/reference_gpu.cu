@@ -2,6 +2,7 @@
 // One block per query row, float64 throughout, no online softmax: the logits are computed twice,
 // once for their maximum and once for the weights.
 #include "common/bias_mask.h"
+#include "common/key_rows.h"
 #include "common/launch.h"
 #include "common/mask.h"
 #include "testing/reference.h"
@@ -51,8 +52,14 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t h_kv = h / (p.num_heads / p.num_heads_kv);
     const T* q_row = static_cast<const T*>(t.q_ptr) + b * t.q_batch_stride + h * t.q_head_stride +
                      i * t.q_row_stride;
-    const T* k = static_cast<const T*>(t.k_ptr) + b * t.k_batch_stride + h_kv * t.k_head_stride;
-    const T* v = static_cast<const T*>(t.v_ptr) + b * t.v_batch_stride + h_kv * t.v_head_stride;
+    const auto k_row = [&](int64_t j) {
+        return static_cast<const T*>(t.k_ptr) + h_kv * t.k_head_stride +
+               key_offset(p, t, b, static_cast<int>(j), t.k_batch_stride, t.k_row_stride);
+    };
+    const auto v_row = [&](int64_t j) {
+        return static_cast<const T*>(t.v_ptr) + h_kv * t.v_head_stride +
+               key_offset(p, t, b, static_cast<int>(j), t.v_batch_stride, t.v_row_stride);
+    };
     const Mask mask = mask_of(p, t, b);
     const BiasMask bias_mask(p, t, b, h);
     const int64_t key_begin = max(int64_t{0}, i + mask.mask_left);
@@ -66,9 +73,8 @@ __global__ void __launch_bounds__(kThreads)
     const auto larger = [](double x, double y) { return fmax(x, y); };
     const auto logit = [&](int64_t j) {  // a warp's, one key at a time; every lane gets it
         double dot = 0;
-        for (int64_t d = lane; d < p.head_dim; d += 32) {
-            dot += q[d] * widen(k[j * t.k_row_stride + d]);
-        }
+        const T* k = k_row(j);
+        for (int64_t d = lane; d < p.head_dim; d += 32) dot += q[d] * widen(k[d]);
         double logit = p.softmax_scale * warp_reduce(dot, add);
         if (p.softcap > 0) logit = p.softcap * tanh(logit / p.softcap);
         if (p.has_bias) logit += widen(bias_mask.bias_at(i, j), p.dtype_bias);
@@ -99,10 +105,9 @@ __global__ void __launch_bounds__(kThreads)
         __syncthreads();
         for (int64_t d = threadIdx.x; d < p.head_dim_v; d += kThreads) {
             double sum = acc[d];
-            const T* v_column = v + chunk * t.v_row_stride + d;
             for (int j = 0; j < n; ++j) {
                 if (weights[j] == kHidden) continue;
-                sum += weights[j] * widen(v_column[j * t.v_row_stride]);
+                sum += weights[j] * widen(v_row(chunk + j)[d]);
             }
             acc[d] = sum;
         }

@@ -5,6 +5,7 @@
 // bounds on the error are output_tolerance and lse_tolerance in testing/compare.h.
 #include <fa101/device_info.h>
 #include <fa101/error.h>
+#include <fa101/kv_cache.h>
 #include <fa101/params.h>
 #include <fa101/plan.h>
 
@@ -189,7 +190,7 @@ std::vector<Variant> cuda_kernels() {
 // Inputs and output of one call; o is only its shape and place.
 struct Arrays {
     HostTensor q, k, v, o;
-    std::optional<HostTensor> bias = {}, mask = {}, seqlens_k = {};
+    std::optional<HostTensor> bias = {}, mask = {}, seqlens_k = {}, page_table = {};
 };
 
 struct Sizes {
@@ -202,6 +203,43 @@ Arrays dense(DType dtype, const Sizes& s, uint64_t seed = 1) {
              HostTensor(dtype, {s.batch, s.heads_kv, s.seqlen_k, s.head_dim_v}),
              HostTensor(dtype, {s.batch, s.heads, s.seqlen_q, s.head_dim_v})};
     a.q.fill_normal(seed), a.k.fill_normal(seed + 1), a.v.fill_normal(seed + 2);
+    return a;
+}
+
+HostTensor ints(const std::vector<int64_t>& shape, const std::vector<int32_t>& values) {
+    HostTensor tensor(DType::kInt32, shape);
+    std::copy(values.begin(), values.end(), static_cast<int32_t*>(tensor.data()));
+    return tensor;
+}
+
+// K and V of those lengths in shuffled pages; every second page is nobody's and full of NaN, like
+// the rows past a sequence's end, for which the table has nonsense.
+Arrays paged(DType dtype, const Sizes& s, int64_t page_size, const std::vector<int32_t>& lengths) {
+    const int64_t max_pages = s.seqlen_k / page_size, num_pages = 2 * s.batch * max_pages;
+    Arrays a{HostTensor(dtype, {s.batch, s.seqlen_q, s.heads, s.head_dim}),
+             HostTensor(dtype, {num_pages, page_size, s.heads_kv, s.head_dim}),
+             HostTensor(dtype, {num_pages, page_size, s.heads_kv, s.head_dim_v}),
+             HostTensor(dtype, {s.batch, s.seqlen_q, s.heads, s.head_dim_v})};
+    a.q.fill_normal(1);
+    std::vector<int32_t> table(static_cast<size_t>(s.batch * max_pages), -1);
+    uint64_t index = 0;
+    for (int64_t b = 0; b < s.batch; ++b) {
+        for (int64_t j = 0; j < std::min<int64_t>(lengths[b], s.seqlen_k); ++j) {
+            const int64_t i = b * max_pages + j / page_size;
+            const int64_t page = 2 * (i * 7919 % (s.batch * max_pages)) + 1;
+            table[i] = static_cast<int32_t>(page);
+            for (int64_t h = 0; h < s.heads_kv; ++h) {
+                for (int64_t d = 0; d < s.head_dim; ++d) {
+                    a.k.set({page, j % page_size, h, d}, testing::normal_value(2, index++));
+                }
+                for (int64_t d = 0; d < s.head_dim_v; ++d) {
+                    a.v.set({page, j % page_size, h, d}, testing::normal_value(3, index++));
+                }
+            }
+        }
+    }
+    a.page_table = ints({s.batch, max_pages}, table);
+    a.seqlens_k = ints({s.batch}, lengths);
     return a;
 }
 
@@ -219,6 +257,7 @@ std::string describe(const Problem& p, const Options& options) {
     if (p.has_bias) text += std::string(" ") + name_of(p.dtype_bias) + " bias";
     if (p.has_mask) text += " mask";
     if (p.has_seqlens_k) text += " seqlens_k";
+    if (p.page_size > 0) text += " pages of " + std::to_string(p.page_size);
     return text + " scale " + std::to_string(p.softmax_scale) +
            (p.aligned16 ? " aligned" : " unaligned");
 }
@@ -264,7 +303,7 @@ Result run_kernel(const Variant& kernel, const Params& params, const Mirror& o, 
 // tolerances are for logits around 1; an error of float32 in a larger one is that much larger.
 void check(Arrays a, Options options = {}, int repeats = 1, double largest_logit = 1) {
     const size_t mark = arena.mark();
-    TensorView extras[3];
+    TensorView extras[4];
     const auto give = [&](std::optional<HostTensor>& tensor, TensorView& view) {
         if (!tensor) return static_cast<const TensorView*>(nullptr);
         view = Mirror(*tensor).view();
@@ -273,6 +312,7 @@ void check(Arrays a, Options options = {}, int repeats = 1, double largest_logit
     options.bias = give(a.bias, extras[0]);
     options.mask = give(a.mask, extras[1]);
     options.seqlens_k = give(a.seqlens_k, extras[2]);
+    options.page_table = give(a.page_table, extras[3]);
     const std::vector<int64_t>& shape = a.q.shape();
     const bool bhsd = options.layout == Layout::kBHSD;
     HostTensor lse(DType::kFloat32, {shape[0], shape[bhsd ? 1 : 2], shape[bhsd ? 2 : 1]});
@@ -288,6 +328,7 @@ void check(Arrays a, Options options = {}, int repeats = 1, double largest_logit
     if (a.bias) host.bias_ptr = a.bias->data();
     if (a.mask) host.mask_ptr = static_cast<const uint8_t*>(a.mask->data());
     if (a.seqlens_k) host.seqlens_k_ptr = static_cast<const int32_t*>(a.seqlens_k->data());
+    if (a.page_table) host.page_table_ptr = static_cast<const int32_t*>(a.page_table->data());
     const int64_t rows = p.batch * p.num_heads * p.seqlen_q;
     std::vector<double> o_expected(rows * p.head_dim_v), lse_expected(rows);
     testing::reference_attention(p, host, o_expected.data(), lse_expected.data(),
@@ -327,6 +368,81 @@ Options causal(Align align = Align::kTopLeft) {
     return options;
 }
 const Options kNoMask, kTopLeft = causal(), kBottomRight = causal(Align::kBottomRight);
+
+Options in_pages(std::optional<int64_t> window_left = {}) {
+    Options options = kBottomRight;
+    options.layout = Layout::kBSHD;
+    options.window_left = window_left;
+    return options;
+}
+
+// append() on the GPU does what it does on the CPU: 2 entries, room for 64 keys each, 5 new ones.
+void check_append(DType dtype, bool is_paged, int64_t head_dim, int64_t rotary_dim,
+                  bool interleaved) {
+    watchdog.begin("append");
+    const size_t mark = arena.mark();
+    HostTensor k(dtype, {2, 5, 3, head_dim}), v(dtype, {2, 5, 3, head_dim + 8});
+    const std::vector<int64_t> rows =
+        is_paged ? std::vector<int64_t>{7, 16} : std::vector<int64_t>{2, 64};
+    HostTensor k_cache(dtype, {rows[0], rows[1], 3, head_dim});
+    HostTensor v_cache(dtype, {rows[0], rows[1], 3, head_dim + 8});
+    HostTensor q(dtype, {2, 6, 4, head_dim}), q_rotated(dtype, {2, 6, 4, head_dim});
+    HostTensor cos(DType::kFloat32, {64, rotary_dim / 2}), sin = cos;
+    k.fill_normal(1), v.fill_normal(2), q.fill_normal(3), cos.fill_normal(4), sin.fill_normal(5);
+    // The second sequence has room for two more; with pages the last of these is in none.
+    HostTensor lengths = ints({2}, {14, 62}), table = ints({2, 4}, {3, 6, 0, 1, 2, 4, 5, 9});
+    AppendOptions options;
+    options.layout = Layout::kBSHD;
+    options.interleaved = interleaved;
+    const auto run = [&](auto view_of) {
+        const TensorView lengths_view = view_of(lengths), table_view = view_of(table);
+        const TensorView cos_view = view_of(cos), sin_view = view_of(sin);
+        const TensorView q_view = view_of(q), rotated_view = view_of(q_rotated);
+        options.seqlens_k = &lengths_view;
+        if (is_paged) options.page_table = &table_view;
+        if (rotary_dim > 0) {
+            options.cos = &cos_view, options.sin = &sin_view;
+            options.q = &q_view, options.q_rotated = &rotated_view;
+        }
+        append(make_append_params(view_of(k), view_of(v), view_of(k_cache), view_of(v_cache),
+                                  options));
+    };
+    HostTensor* const outputs[] = {&k_cache, &v_cache, &q_rotated};
+    std::deque<Mirror> mirrors;
+    run([&](HostTensor& tensor) {
+        mirrors.emplace_back(tensor);
+        return mirrors.back().view();
+    });
+    cuda(cudaDeviceSynchronize());
+    std::vector<HostTensor> got;
+    for (HostTensor* output : outputs) {
+        for (const Mirror& mirror : mirrors) {
+            if (&mirror.host != output) continue;
+            mirror.download();
+            got.push_back(*output);
+            output->poison();
+        }
+    }
+    CHECK(arena.is_intact());
+    run([](HostTensor& tensor) { return tensor.view(); });
+    for (size_t i = 0; i < got.size(); ++i) {
+        HostTensor& expected = *outputs[i];
+        CHECK(got[i].padding_is_intact());
+        const auto& n = expected.shape();
+        const auto& s = expected.strides();
+        std::vector<double> values;
+        for (int64_t j = 0; j < expected.numel(); ++j) {
+            values.push_back(testing::load_element(expected.data(), dtype, j));
+        }
+        const Comparison in = testing::compare(got[i].data(), dtype, {n[0], n[1], n[2], n[3]},
+                                               {s[0], s[1], s[2], s[3]}, values.data());
+        // Copies are exact; a rotation may be rounded the other way.
+        const double tolerance =
+            rotary_dim == 0 ? 0 : 4 * testing::roundoff_of(dtype) * in.max_expected;
+        CHECK_MESSAGE(in.passed(tolerance), name_of(dtype), " output ", i, ": ", in.describe());
+    }
+    arena.release(mark);
+}
 
 }  // namespace
 
@@ -592,6 +708,52 @@ TEST_CASE("window, softcap, bias, mask and lengths, alone and together") {
     }
 }
 
+TEST_CASE("a cache in pages: every tile, several splits, what is nobody's is NaN") {  // FA-009
+    for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+        for (int64_t dim : {64, 77, 96, 128, 192, 256}) {
+            for (int64_t page_size : {16, dim == 128 ? 512 : 32}) {
+                for (int64_t seqlen_q : {1, 3, 40}) {
+                    const Sizes sizes = {3, 8, 2, seqlen_q, 2048, dim, dim};
+                    check(paged(dtype, sizes, page_size, {1041, 513, 0}), in_pages(), 2);
+                    check(paged(dtype, sizes, page_size, {700, 16, 1}), in_pages(100));
+                }
+            }
+        }
+        Arrays a = paged(dtype, {2, 6, 2, 5, 1024, 64, 80}, 16, {1000, 37});
+        a.bias.emplace(dtype, std::vector<int64_t>{2, 1, 5, 1024});
+        a.bias->fill_normal(7);
+        Options options = in_pages();
+        options.softcap = 20;
+        for (int64_t num_splits : {0, 1, 2, 7}) {
+            options.num_splits = num_splits;
+            check(a, options);
+        }
+    }
+}
+
+TEST_CASE("the number of splits as asked for") {  // FA-037
+    for (int64_t num_splits : {1, 2, 3, 5, 64}) {
+        Options options = kBottomRight;
+        options.num_splits = num_splits;
+        check(dense(DType::kFloat16, {3, 4, 2, 5, 4096, 64, 64}), options);
+        check(dense(DType::kBFloat16, {1, 8, 2, 1, 1000, 128, 128}), options);
+    }
+}
+
+TEST_CASE("append on the GPU is append on the CPU") {  // FA-030
+    for (DType dtype : kDTypes) {
+        for (bool is_paged : {false, true}) {
+            for (int64_t head_dim : {64, 30, 128}) {
+                for (int64_t rotary_dim : {0, 16, 30}) {
+                    for (bool interleaved : {false, true}) {
+                        check_append(dtype, is_paged, head_dim, rotary_dim, interleaved);
+                    }
+                }
+            }
+        }
+    }
+}
+
 TEST_CASE("tiles for GPUs with less shared memory") {  // FA-042: sm_86 and sm_89, sm_80
     const int64_t own = gpu().smem_per_block;
     for (int64_t kilobytes : {99, 163}) {
@@ -622,6 +784,11 @@ TEST_CASE("a small problem of every kernel") {  // for compute-sanitizer
             check(std::move(a), options);
         }
     }
+    for (int64_t seqlen_q : {1, 20}) {
+        check(paged(DType::kFloat16, {2, 4, 1, seqlen_q, 640, 64, 64}, 16, {530, 0}), in_pages());
+    }
+    check_append(DType::kBFloat16, /*is_paged=*/true, 64, 32, /*interleaved=*/false);
+    check_append(DType::kFloat32, /*is_paged=*/false, 64, 0, /*interleaved=*/false);
 }
 
 TEST_CASE("more heads than a y or z axis of a grid can hold") {  // FA-007
