@@ -14,13 +14,12 @@
 namespace fa101::sm90 {
 namespace {
 
-// The smallest compiled tile that holds q, k and v; 0: none does.
-int tile_head_dim(const Problem& p) {
-    for (int head_dim : kHeadDims) {
-        if (is_compiled(head_dim) && std::max(p.head_dim, p.head_dim_v) <= head_dim)
-            return head_dim;
+// The smallest compiled tile that holds q, k and v; null: none does.
+const HeadDims* find_tile(const Problem& p) {
+    for (const HeadDims& tile : kHeadDims) {
+        if (is_compiled(tile.qk) && p.head_dim <= tile.qk && p.head_dim_v <= tile.v) return &tile;
     }
-    return 0;
+    return nullptr;
 }
 
 constexpr bool kIsBuilt = FA101_HAS_CUDA && sizeof(FA101_SM90_ARCHS) > 1;
@@ -42,7 +41,7 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
         return "head_dim is " + std::to_string(p.head_dim) + " and head_dim_v " +
                std::to_string(p.head_dim_v) + "; they must be multiples of 8";
     }
-    if (tile_head_dim(p) == 0) {
+    if (find_tile(p) == nullptr) {
         return "head_dim is " + std::to_string(std::max(p.head_dim, p.head_dim_v)) +
                ", more than its tiles hold in this build (FA101_HEAD_DIMS, at most 256)";
     }
@@ -60,9 +59,9 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
 }
 
 Tile tile(const Problem& p, const DeviceInfo& device) {
-    const int head_dim = tile_head_dim(p);
-    const Config config = config_for(p, device.num_sms, head_dim);
-    return {config.block_m(), config.block_n, head_dim, 4 * (1 + config.groups), kStages};
+    const HeadDims head_dims = *find_tile(p);
+    const Config config = config_for(p, device.num_sms, head_dims);
+    return {config.block_m(), config.block_n, head_dims.qk, 4 * (1 + config.groups), kStages};
 }
 
 int64_t workspace(const Plan& plan, const Problem& p) {
@@ -74,9 +73,16 @@ void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, vo
     if constexpr (kIsBuilt && is_compiled(64)) {
         if (plan.tile.head_dim == 64) return run_hdim64(plan, problem, tensors, workspace, stream);
     }
+    if constexpr (kIsBuilt && is_compiled(96)) {
+        if (plan.tile.head_dim == 96) return run_hdim96(plan, problem, tensors, workspace, stream);
+    }
     if constexpr (kIsBuilt && is_compiled(128)) {
         if (plan.tile.head_dim == 128)
             return run_hdim128(plan, problem, tensors, workspace, stream);
+    }
+    if constexpr (kIsBuilt && is_compiled(192)) {
+        if (plan.tile.head_dim == 192)
+            return run_hdim192(plan, problem, tensors, workspace, stream);
     }
     if constexpr (kIsBuilt && is_compiled(256)) {
         if (plan.tile.head_dim == 256)

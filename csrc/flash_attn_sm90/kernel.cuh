@@ -56,8 +56,12 @@
 //   64         128 x  48    32   24   12   68      16    24    40     two blocks, 104 registers
 //   64         128 x 128    32   64   32  128      16    64    80
 //   64         192 x 128    32   64   32  128      24    64    88
+//   96         128 x 128    48   64   32  144      24    96   120
+//   96         192 x 112    48   56   28  132      36    84   120     with 128 keys it spills
 //   128        128 x 128    64   64   32  160      32   128   160
 //   128        192 x  80    64   40   20  124      48    80   128
+//   192, 128   128 x 128    64   64   32  160      48   160   208     head_dim_v is 128
+//   192        128 x 112    96   56   28  180      48   168   216
 //   256        128 x  80   128   40   20  188      64   160   224
 //
 // What each refinement gained here: % of TFLOP/s on an H200, bf16, 16k tokens in all, hidden 2048,
@@ -300,7 +304,7 @@ __device__ __forceinline__ void redo_row(const KernelParams& p, const TileCoord&
     auto* o = static_cast<Element*>(t.o_ptr) + coord.bidb * t.o_batch_stride +
               coord.bidh * t.o_head_stride + row * t.o_row_stride;
     const int lane = threadIdx.x % 32;
-    constexpr int kColumns = Traits::kHeadDim / 32;
+    constexpr int kColumns = Traits::kHeadDimV / 32;
     float acc[kColumns] = {};
 #pragma unroll 1
     for (int j = key_begin; j < key_end; ++j, k += t.k_row_stride, v += t.v_row_stride) {
@@ -375,7 +379,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
 
         constexpr uint64_t kReadOnce = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_FIRST);
         constexpr uint64_t kReadOften = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);
-        // `rows` of one tile into shared memory, 64 columns at a time.
+        // `rows` of one tile into shared memory, a box of columns at a time.
         const auto load = [](const CUtensorMap& map, typename Traits::FullBarrier& full,
                              uint64_t hint, Element* to, int rows, int head_dim, int row, int head,
                              int batch) {
@@ -403,7 +407,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
             const auto load_v = [&](int n_block) {
                 storage.v_empty[v_ring.slot].wait(v_ring.parity ^ 1);
                 load(p.v_map, storage.v_full[v_ring.slot], kReadOften, storage.v[v_ring.slot],
-                     kBlockN, Traits::kHeadDim, (first_block + n_block) * kBlockN, head_kv,
+                     kBlockN, Traits::kHeadDimV, (first_block + n_block) * kBlockN, head_kv,
                      coord.bidb);
                 v_ring.advance();
             };
@@ -465,7 +469,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         Tensor tSrK = thr_mma_qk.make_fragment_B(thr_mma_qk.partition_B(sK));
         Tensor tOrVt = thr_mma_pv.make_fragment_B(thr_mma_pv.partition_B(sVt));
         Tensor acc_s = partition_fragment_C(mma_qk, Shape<Int<kGroupM>, Int<kBlockN>>{});
-        Tensor acc_o = partition_fragment_C(mma_pv, Shape<Int<kGroupM>, Int<Traits::kHeadDim>>{});
+        Tensor acc_o = partition_fragment_C(mma_pv, Shape<Int<kGroupM>, Int<Traits::kHeadDimV>>{});
         Tensor rP = make_tensor<Element>(Shape<Shape<_2, _2, _2>, _1, Int<kBlockN / 16>>{});
         Tensor p_words = recast<uint32_t>(rP);
 
@@ -599,7 +603,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 }
                 float zero = 0;  // or NaN, if O is not finite
                 CUTE_UNROLL
-                for (int d = 0; d < Traits::kHeadDim; d += 32) {
+                for (int d = 0; d < Traits::kHeadDimV; d += 32) {
                     uint32_t word[4];
                     CUTE_UNROLL
                     for (int j = 0; j < 4; ++j) {

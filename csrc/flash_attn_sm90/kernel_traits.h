@@ -11,17 +11,23 @@
 #include <cutlass/arch/barrier.h>
 #include <cutlass/numeric_types.h>
 
+#include <type_traits>
+
 namespace fa101::sm90 {
 
-// kConfig is a function of head_dim that gives the Config: C++17 has no class values as arguments.
-template <class Element_, int kHeadDim_, Config (*kConfig)(int), bool kHasLeftBound_ = false>
+// kConfig is a function of the head_dims that gives the Config: C++17 has no class values as
+// arguments.
+template <class Element_, int kHeadDim_, int kHeadDimV_, Config (*kConfig)(int, int),
+          bool kHasLeftBound_ = false>
 struct KernelTraits {
     using Element = Element_;
     static constexpr int kHeadDim = kHeadDim_;
-    static constexpr int kGroups = kConfig(kHeadDim).groups;
-    static constexpr int kBlockN = kConfig(kHeadDim).block_n;
-    static constexpr int kBlocksPerSm = kConfig(kHeadDim).blocks_per_sm;
-    static constexpr bool kTakesTurns = kConfig(kHeadDim).takes_turns;
+    static constexpr int kHeadDimV = kHeadDimV_;
+    static constexpr Config kTile = kConfig(kHeadDim, kHeadDimV);
+    static constexpr int kGroups = kTile.groups;
+    static constexpr int kBlockN = kTile.block_n;
+    static constexpr int kBlocksPerSm = kTile.blocks_per_sm;
+    static constexpr bool kTakesTurns = kTile.takes_turns;
     static constexpr bool kHasLeftBound = kHasLeftBound_;  // a window: Problem::mask_left
     static constexpr int kGroupM = 64;                     // the rows of one wgmma
     static constexpr int kBlockM = kGroupM * kGroups;
@@ -35,23 +41,27 @@ struct KernelTraits {
     // One TMA box is 64 elements (128 bytes, the swizzle's width) by a tile's rows; a tile is
     // head_dim / 64 boxes, one after the other. That is what these layouts say:
     //   row-major rows of 64 elements, 16-byte chunks of row r permuted by xor with r % 8.
-    static constexpr int kBox = 64;
-    static_assert(kHeadDim % kBox == 0 && kHeadDim <= 256);
+    // head_dim 96 has boxes of 32 elements: a wgmma reads one stride, so a tile has one width.
+    //   Rows of 64 bytes, two for each of the 128 that the banks hold: xor with r / 2 % 4.
+    static constexpr int kBox = box_columns(kHeadDim);
+    static_assert(kHeadDim % kBox == 0 && kHeadDimV % kBox == 0 && kHeadDim <= 256);
     static_assert(kBlockN % 16 == 0 && kBlockN <= 256 && (kGroups == 2 || kGroups == 3));
 
+    using AtomK = std::conditional_t<kBox == 64, cute::SM90::GMMA::Layout_K_SW128_Atom<Element>,
+                                     cute::SM90::GMMA::Layout_K_SW64_Atom<Element>>;
+    using AtomMN = std::conditional_t<kBox == 64, cute::SM90::GMMA::Layout_MN_SW128_Atom<Element>,
+                                      cute::SM90::GMMA::Layout_MN_SW64_Atom<Element>>;
     using SmemLayoutQ = decltype(cute::tile_to_shape(
-        cute::SM90::GMMA::Layout_K_SW128_Atom<Element>{},
+        AtomK{},
         cute::Shape<cute::Int<kGroupM>, cute::Int<kHeadDim>>{}));  // (64, HeadDim), one group's
     using SmemLayoutK = decltype(cute::tile_to_shape(
-        cute::SM90::GMMA::Layout_K_SW128_Atom<Element>{},
-        cute::Shape<cute::Int<kBlockN>, cute::Int<kHeadDim>,
-                    cute::Int<kStages>>{}));  // (BlockN, HeadDim, Stages)
-    // V as it came, (BlockN, HeadDim), read as its transpose: wgmma takes 16-bit operands in either
-    // order.
+        AtomK{}, cute::Shape<cute::Int<kBlockN>, cute::Int<kHeadDim>,
+                             cute::Int<kStages>>{}));  // (BlockN, HeadDim, Stages)
+    // V as it came, (BlockN, HeadDimV), read as its transpose: wgmma takes 16-bit operands in
+    // either order.
     using SmemLayoutVt = decltype(cute::tile_to_shape(
-        cute::SM90::GMMA::Layout_MN_SW128_Atom<Element>{},
-        cute::Shape<cute::Int<kHeadDim>, cute::Int<kBlockN>, cute::Int<kStages>>{},
-        cute::Step<cute::_2, cute::_1, cute::_3>{}));  // (HeadDim, BlockN, Stages)
+        AtomMN{}, cute::Shape<cute::Int<kHeadDimV>, cute::Int<kBlockN>, cute::Int<kStages>>{},
+        cute::Step<cute::_2, cute::_1, cute::_3>{}));  // (HeadDimV, BlockN, Stages)
 
     // S = Q K^T, both from shared memory; O += P V, P from registers. Each for one group.
     using TiledMmaQK = decltype(cute::make_tiled_mma(
@@ -61,7 +71,7 @@ struct KernelTraits {
     using TiledMmaPV = decltype(cute::make_tiled_mma(
         cute::SM90::GMMA::rs_op_selector<
             Element, Element, float,
-            cute::Shape<cute::Int<kGroupM>, cute::Int<kHeadDim>, cute::Int<kBlockN>>,
+            cute::Shape<cute::Int<kGroupM>, cute::Int<kHeadDimV>, cute::Int<kBlockN>>,
             cute::SM90::GMMA::Major::K, cute::SM90::GMMA::Major::MN>()));
     static_assert(decltype(size(TiledMmaQK{}))::value == 128);
 
@@ -71,7 +81,7 @@ struct KernelTraits {
     struct alignas(1024) SharedStorage {
         alignas(1024) Element q[kGroups][kGroupM * kHeadDim];
         alignas(1024) Element k[kStages][kBlockN * kHeadDim];
-        alignas(1024) Element v[kStages][kBlockN * kHeadDim];
+        alignas(1024) Element v[kStages][kBlockN * kHeadDimV];
         FullBarrier q_full[kGroups], k_full[kStages], v_full[kStages];
         EmptyBarrier q_empty[kGroups], k_empty[kStages], v_empty[kStages];
         EmptyBarrier tile_full[kStages], tile_empty[kStages];

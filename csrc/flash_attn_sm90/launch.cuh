@@ -37,9 +37,9 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
     return encoder;
 }
 
-// (batch, heads, rows, head_dim) for TMA, innermost first; a box is box_rows x 64 elements,
+// (batch, heads, rows, head_dim) for TMA, innermost first; a box is box_rows x kBox elements,
 // swizzled as wgmma reads it. What lies outside arrives as zeros.
-template <class Element>
+template <class Element, int kBox>
 CUtensorMap make_tensor_map(const char* name, const void* ptr, int64_t batch, int64_t heads,
                             int64_t rows, int64_t head_dim, int64_t batch_stride,
                             int64_t head_stride, int64_t row_stride, int box_rows) {
@@ -51,7 +51,7 @@ CUtensorMap make_tensor_map(const char* name, const void* ptr, int64_t batch, in
                                  static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(batch)};
     const cuuint64_t strides[3] = {bytes(rows, row_stride), bytes(heads, head_stride),
                                    bytes(batch, batch_stride)};
-    const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(box_rows), 1, 1};
+    const cuuint32_t box[4] = {kBox, static_cast<cuuint32_t>(box_rows), 1, 1};
     const cuuint32_t steps[4] = {1, 1, 1, 1};
     CUtensorMap map;
     const CUresult status = tensor_map_encoder()(
@@ -59,8 +59,8 @@ CUtensorMap make_tensor_map(const char* name, const void* ptr, int64_t batch, in
         std::is_same_v<Element, cutlass::half_t> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                  : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         4, const_cast<void*>(ptr), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        kBox == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (status != CUDA_SUCCESS) {
         throw CudaError("cuTensorMapEncodeTiled refuses " + std::string(name) + " (status " +
                         std::to_string(static_cast<int>(status)) + ")");
@@ -71,17 +71,18 @@ CUtensorMap make_tensor_map(const char* name, const void* ptr, int64_t batch, in
 template <class Traits>
 KernelParams make_kernel_params(const Problem& problem, const Tensors& t, int* next_tile) {
     using Element = typename Traits::Element;
+    constexpr int kBox = Traits::kBox;
     KernelParams p;
-    p.q_map = make_tensor_map<Element>("q", t.q_ptr, problem.batch, problem.num_heads,
-                                       problem.seqlen_q, problem.head_dim, t.q_batch_stride,
-                                       t.q_head_stride, t.q_row_stride, Traits::kGroupM);
+    p.q_map = make_tensor_map<Element, kBox>("q", t.q_ptr, problem.batch, problem.num_heads,
+                                             problem.seqlen_q, problem.head_dim, t.q_batch_stride,
+                                             t.q_head_stride, t.q_row_stride, Traits::kGroupM);
     if (problem.seqlen_k > 0) {
-        p.k_map = make_tensor_map<Element>("k", t.k_ptr, problem.batch, problem.num_heads_kv,
-                                           problem.seqlen_k, problem.head_dim, t.k_batch_stride,
-                                           t.k_head_stride, t.k_row_stride, Traits::kBlockN);
-        p.v_map = make_tensor_map<Element>("v", t.v_ptr, problem.batch, problem.num_heads_kv,
-                                           problem.seqlen_k, problem.head_dim_v, t.v_batch_stride,
-                                           t.v_head_stride, t.v_row_stride, Traits::kBlockN);
+        p.k_map = make_tensor_map<Element, kBox>(
+            "k", t.k_ptr, problem.batch, problem.num_heads_kv, problem.seqlen_k, problem.head_dim,
+            t.k_batch_stride, t.k_head_stride, t.k_row_stride, Traits::kBlockN);
+        p.v_map = make_tensor_map<Element, kBox>(
+            "v", t.v_ptr, problem.batch, problem.num_heads_kv, problem.seqlen_k, problem.head_dim_v,
+            t.v_batch_stride, t.v_head_stride, t.v_row_stride, Traits::kBlockN);
     } else {  // there is no map of nothing, and nothing is loaded
         p.k_map = p.v_map = p.q_map;
     }
@@ -132,31 +133,32 @@ void run_kernel(const Problem& problem, const Tensors& tensors, int* next_tile, 
     check_launch("flash_attn_sm90_kernel", grid, Traits::kThreads, Traits::kSmemBytes);
 }
 
-// The kernel of a head_dim that the plan's tile and the dtype name.
-template <int kHeadDim>
+// The kernel of a tile's head_dims that the plan and the dtype name.
+template <int kHeadDim, int kHeadDimV = kHeadDim>
 void run_hdim(const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace,
               Stream stream) {
     const auto run = [&](auto element) {
         using Element = decltype(element);
         int* next_tile = plan.workspace_bytes > 0 ? static_cast<int*>(workspace) : nullptr;
         if (problem.has_left_bound()) {
-            return run_kernel<KernelTraits<Element, kHeadDim, two_groups, true>>(problem, tensors,
-                                                                                 next_tile, stream);
+            return run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, two_groups, true>>(
+                problem, tensors, next_tile, stream);
         }
         if constexpr (kHeadDim == kTwinsHeadDim) {
             if (plan.tile.block_n == kTwins.block_n) {
-                return run_kernel<KernelTraits<Element, kHeadDim, twins>>(problem, tensors,
-                                                                          next_tile, stream);
+                return run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, twins>>(
+                    problem, tensors, next_tile, stream);
             }
         }
-        if constexpr (most_groups(kHeadDim).groups > 2) {
-            if (plan.tile.block_m == most_groups(kHeadDim).block_m()) {
-                return run_kernel<KernelTraits<Element, kHeadDim, most_groups>>(problem, tensors,
-                                                                                next_tile, stream);
+        constexpr Config kMost = most_groups(kHeadDim, kHeadDimV);
+        if constexpr (kMost.groups > 2) {
+            if (plan.tile.block_m == kMost.block_m()) {
+                return run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, most_groups>>(
+                    problem, tensors, next_tile, stream);
             }
         }
-        run_kernel<KernelTraits<Element, kHeadDim, two_groups>>(problem, tensors, next_tile,
-                                                                stream);
+        run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, two_groups>>(problem, tensors,
+                                                                           next_tile, stream);
     };
     if (problem.dtype_q == DType::kFloat16) {
         run(cutlass::half_t{});

@@ -11,44 +11,56 @@
 
 namespace fa101::sm90 {
 
-// head_dim of the compiled tiles; TMA pads smaller ones with zeros.
-constexpr int kHeadDims[] = {64, 128, 256};
+// The compiled tiles, the smallest first; TMA pads smaller problems with zeros. 192 x 128 is what
+// DeepSeek's multi-head latent attention asks for at prefill.
+struct HeadDims {
+    int qk, v;
+};
+constexpr HeadDims kHeadDims[] = {{64, 64},   {96, 96},   {128, 128},
+                                  {192, 128}, {192, 192}, {256, 256}};
+
+// Columns of TMA's boxes: a swizzle of 128 bytes, or of 64 where the head_dim wants that.
+constexpr int box_columns(int head_dim) { return head_dim % 64 == 0 ? 64 : 32; }
 
 struct Config {
     int groups;   // consumer warpgroups, of 64 query rows each
     int block_n;  // keys of one step
     int blocks_per_sm = 1;
-    // The groups take turns to issue their products. Gains 2 % at 256 and loses elsewhere.
+    // The groups take turns to issue their products. Gains 2 % at 256 and loses at 64 and 128.
     bool takes_turns = false;
 
     constexpr int block_m() const { return 64 * groups; }
 };
 
 // Two groups: 240 registers a thread. 128 columns of S take 64 of them, as much as O at head_dim
-// 128. At 256 it is shared memory that ends at 80 keys.
-constexpr Config two_groups(int head_dim) {
+// 128. At 192 and 256 it is shared memory that ends at 112 and 80 keys.
+constexpr Config two_groups(int head_dim, int head_dim_v) {
     if (head_dim == 256) return {2, 80, 1, true};
+    if (head_dim_v == 192) return {2, 112, 1, true};
     return {2, 128};
 }
 
 // Three groups hide more of each other's waiting, as long as the registers last: 160 a thread, so
-// at 128 they hold S of only 80 keys, and at 256, where O takes 128, there are two.
-constexpr Config most_groups(int head_dim) {
+// at 96 they hold S of 112 keys, at 128 of only 80, and beyond, where O takes 96 or 128 or shared
+// memory ends, there are two.
+constexpr Config most_groups(int head_dim, int head_dim_v) {
     if (head_dim == 64) return {3, 128};
+    if (head_dim == 96) return {3, 112};
     if (head_dim == 128) return {3, 80};
-    return two_groups(head_dim);
+    return two_groups(head_dim, head_dim_v);
 }
 
 // Two blocks a multiprocessor for tiles that are over soon: one loads its first keys and writes O
 // while the other computes. 104 registers a thread leave room for head_dim 64 and 48 keys.
 constexpr Config kTwins = {2, 48, 2};
 constexpr int kTwinsHeadDim = 64;
-constexpr Config twins(int /*head_dim*/) { return kTwins; }
+constexpr Config twins(int /*head_dim*/, int /*head_dim_v*/) { return kTwins; }
 
 constexpr int kStages = 2;  // K and V blocks in shared memory, each
 
-inline Config config_for(const Problem& p, int num_sms, int head_dim) {
-    const Config two = two_groups(head_dim);
+inline Config config_for(const Problem& p, int num_sms, HeadDims tile) {
+    const int head_dim = tile.qk;
+    const Config two = two_groups(tile.qk, tile.v);
     if (p.has_left_bound()) return two;  // a window's bounds take the registers that others lack
     // Rows that tiles of so many groups compute, the empty ones of the last tile among them.
     const auto rows = [&p](int64_t groups) {
@@ -62,10 +74,12 @@ inline Config config_for(const Problem& p, int num_sms, int head_dim) {
     bool three = false;
     if (head_dim == 64) {
         three = 4 * rows(3) <= 5 * rows(2) && (!p.has_right_bound() || p.seqlen_q > 1024);
+    } else if (head_dim == 96) {
+        three = p.seqlen_q > (p.has_right_bound() ? 2048 : 1024);
     } else if (head_dim == 128) {
         three = p.seqlen_q > (p.has_right_bound() ? 4096 : 2048);
     }
-    return three ? most_groups(head_dim) : two;
+    return three ? most_groups(tile.qk, tile.v) : two;
 }
 
 // Blocks fetch the number of their next tile from a counter in the workspace. A few tiles of the

@@ -6,10 +6,11 @@
 
 namespace fa101::sm90_split_d {
 
-// The rows of TMA's boxes and of a tile, by the names that sm90 has for them.
+// The sizes of TMA's boxes and of a tile, by the names that sm90 has for them.
 template <class Traits>
-struct BoxRows {
+struct Sizes {
     using Element = typename Traits::Element;
+    static constexpr int kBox = Traits::kBox;
     static constexpr int kGroupM = sm90_split_d::kBlockM;  // of Q
     static constexpr int kBlockN = Traits::kGroupN;        // of K
     static constexpr int kBlockM = Traits::kClusterM;      // of a tile
@@ -17,9 +18,9 @@ struct BoxRows {
 
 template <class Traits>
 KernelParams make_kernel_params(const Problem& problem, const Tensors& t) {
-    KernelParams p{sm90::make_kernel_params<BoxRows<Traits>>(problem, t, /*next_tile=*/nullptr), 0};
+    KernelParams p{sm90::make_kernel_params<Sizes<Traits>>(problem, t, /*next_tile=*/nullptr), 0};
     if (problem.seqlen_k > 0) {
-        p.v_map = sm90::make_tensor_map<typename Traits::Element>(
+        p.v_map = sm90::make_tensor_map<typename Traits::Element, Traits::kBox>(
             "v", t.v_ptr, problem.batch, problem.num_heads_kv, problem.seqlen_k, problem.head_dim_v,
             t.v_batch_stride, t.v_head_stride, t.v_row_stride, Traits::kStepK);
     }

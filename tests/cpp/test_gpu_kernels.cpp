@@ -478,12 +478,28 @@ TEST_CASE("any head dimensions, the same bits every time") {  // FA-014, FA-052
 }
 
 TEST_CASE("long rows and many tiles, the same bits every time") {
-    for (int64_t head_dim : {64, 128, 256}) {
+    const std::pair<int64_t, int64_t> dims[] = {{64, 64},   {96, 96},   {128, 128},
+                                                {192, 128}, {192, 192}, {256, 256}};
+    for (auto [head_dim, head_dim_v] : dims) {
         for (DType dtype : kDTypes) {
-            check(dense(dtype, {1, 2, 1, 513, 1500, head_dim, head_dim}), kBottomRight, 4);
-            check(dense(dtype, {1, 2, 1, 700, 700, head_dim, head_dim}), kNoMask, 4);
+            check(dense(dtype, {1, 2, 1, 513, 1500, head_dim, head_dim_v}), kBottomRight, 4);
+            check(dense(dtype, {1, 2, 1, 700, 700, head_dim, head_dim_v}), kNoMask, 4);
         }
     }
+}
+
+TEST_CASE("the tiles of large problems") {
+    // To a GPU of one SM even these are large.
+    const int own = std::exchange(gpu().num_sms, 1);
+    for (int64_t head_dim : {64, 96, 128}) {
+        for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+            for (int64_t seqlen_q : {130, 1025, 2100, 4200}) {
+                check(dense(dtype, {1, 2, 1, seqlen_q, 300, head_dim, head_dim}), kNoMask, 2);
+                check(dense(dtype, {1, 2, 1, seqlen_q, 300, head_dim, head_dim}), kTopLeft, 2);
+            }
+        }
+    }
+    gpu().num_sms = own;
 }
 
 TEST_CASE("a head_dim beyond a kernel's reach is refused by name and value") {
@@ -676,11 +692,13 @@ TEST_CASE("without an lse the output is the same") {
 }
 
 TEST_CASE("window, softcap, bias, mask and lengths, alone and together") {
+    const std::pair<int64_t, int64_t> dims[] = {{64, 64},   {40, 40},   {96, 96},   {128, 128},
+                                                {192, 128}, {192, 192}, {256, 256}, {320, 320}};
     // Bit 0: window, 1: softcap, 2: bias, 3: mask, 4: seqlens_k.
     for (int which = 1; which < 32; ++which) {
         for (DType dtype : kDTypes) {
-            for (int64_t dim : {64, 40, 320}) {
-                const Sizes sizes{3, 4, 2, which % 2 == 0 ? 3 : 70, 150, dim, dim};
+            for (auto [dim, dim_v] : dims) {
+                const Sizes sizes{3, 4, 2, which % 2 == 0 ? 3 : 70, 150, dim, dim_v};
                 Arrays a = dense(dtype, sizes, static_cast<uint64_t>(which));
                 Options options = which % 3 == 0 ? kBottomRight : kNoMask;
                 if (which & 1) options.window_left = 40, options.window_right = 20;

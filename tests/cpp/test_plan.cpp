@@ -141,8 +141,12 @@ TEST_CASE("sm90's tile follows the problem; its counter, where needed, is in the
     CHECK(tile(64, 2048, false).block_m == 192);
     CHECK(tile(128, 1024, false).block_n == 128);
     CHECK(tile(128, 16384, false).block_n == 80);
-    CHECK(tile(96, 1024, false).head_dim == 128);
-    CHECK(tile(192, 1024, false).head_dim == 256);
+    for (int head_dim : {64, 96, 128, 192, 256}) {
+        CHECK(tile(head_dim - 8, 1024, false).head_dim == head_dim);
+        CHECK(tile(head_dim, 1024, false).head_dim == head_dim);
+    }
+    CHECK(tile(96, 2048, false).block_m == 192);
+    CHECK(tile(192, 2048, false).block_m == 128);
 
     const auto workspace = [](int64_t batch, int64_t seqlen, bool causal) {
         Problem p = problem(DeviceType::kCuda, DType::kBFloat16, 64, seqlen);
@@ -157,12 +161,19 @@ TEST_CASE("sm90's tile follows the problem; its counter, where needed, is in the
     CHECK(workspace(100, 256, false) == 4);
 }
 
-TEST_CASE("head_dim_v of its own: the tile holds the wider of the two") {
-    Problem p = problem(DeviceType::kCuda, DType::kFloat16, 192);
-    p.head_dim_v = 128;
-    CHECK(plan(p, kH200, "sm90").tile.head_dim == 256);
-    p.head_dim = 40, p.head_dim_v = 128;
-    CHECK(plan(p, kH200, "sm90").tile.head_dim == 128);
+TEST_CASE("head_dim_v of its own: the tile holds both; 192 x 128 is a tile") {
+    const auto tile = [](int64_t head_dim, int64_t head_dim_v) {
+        Problem p = problem(DeviceType::kCuda, DType::kFloat16, head_dim);
+        p.head_dim_v = head_dim_v;
+        return plan(p, kH200, "sm90").tile;
+    };
+    CHECK(tile(40, 128).head_dim == 128);
+    CHECK(tile(64, 136).head_dim == 192);
+    CHECK(tile(192, 256).head_dim == 256);
+    for (int64_t head_dim_v : {64, 128, 136, 192}) {
+        CHECK(tile(192, head_dim_v).head_dim == 192);
+        CHECK(tile(192, head_dim_v).block_n == (head_dim_v <= 128 ? 128 : 112));
+    }
 }
 
 TEST_CASE("a kernel asked for by name runs or says what would") {

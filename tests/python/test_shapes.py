@@ -57,7 +57,7 @@ def test_head_dim_no_kernel_answers():
 @pytest.mark.parametrize("kernel", kernel_params())
 @pytest.mark.parametrize(
     ("head_dim", "head_dim_v"),
-    [(8, 16), (16, 8), (64, 128), (128, 64), (192, 128), (128, 1), (3, 5), (16, 256)],
+    [(8, 16), (16, 8), (64, 128), (128, 64), (192, 128), (192, 64), (128, 1), (3, 5), (16, 256)],
 )
 def test_value_head_dim(kernel, head_dim, head_dim_v):
     """FA-052: the result is head_dim_v wide, the default scale comes from head_dim."""
