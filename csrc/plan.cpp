@@ -113,10 +113,10 @@ int64_t query_tiles(const KernelFamily& family, const Problem& problem, const De
     return problem.batch * problem.num_heads * ceil_div<int64_t>(problem.seqlen_q, block_m);
 }
 
-// Few queries, on CUDA cores or in float32: a tile of queries is one block's, which walks all keys
-// alone and pads the tile's rows, while naive is parallel over keys too. Measured on an H200
-// against fa2 (float32, 1 to 512 heads, 1 to 1024 queries): naive wins up to 6 times below these
-// bounds, fa2 above; against the TF32 kernel at one query: 5 times.
+// Few queries on CUDA cores: a tile of queries is one block's, which walks all keys alone and pads
+// the tile's rows, while naive is parallel over keys too. Measured on an H200 against fa2 (float32,
+// 1 to 512 heads, 1 to 1024 queries): naive wins up to 6 times below these bounds, fa2 above.
+// Tensor cores have split_kv for that.
 bool too_few_queries(const KernelFamily& split_q, const Problem& problem,
                      const DeviceInfo& device) {
     return 2 * query_tiles(split_q, problem, device) <= device.num_sms &&
@@ -215,10 +215,7 @@ Plan plan(const Problem& problem, const DeviceInfo& device, std::string_view ker
     }
     if (kernel != "auto") return chosen(*split_q, "asked for by name");
     const KernelFamily* const naive = find_kernel("naive");
-    const bool is_slow_rung =
-        split_q == find_kernel("fa2") ||
-        (problem.device == DeviceType::kCuda && problem.dtype_q == DType::kFloat32);
-    if (is_slow_rung && too_few_queries(*split_q, problem, device) &&
+    if (split_q == find_kernel("fa2") && too_few_queries(*split_q, problem, device) &&
         refusal(*naive, problem, device).empty()) {
         return chosen(*naive, "parallel over keys too: there are too few queries to fill the GPU");
     }

@@ -106,6 +106,20 @@ __device__ __forceinline__ void cp_async_wait() {
 #endif
 }
 
+// Or in groups: what was started since the last call is one, and all but the newest kPending of
+// this thread's groups have landed.
+__device__ __forceinline__ void cp_async_commit() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait_group() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#endif
+}
+
 // load4 into shared memory; asynchronous where the hardware can, until cp_async_wait().
 template <class T>
 __device__ __forceinline__ void copy4(float* dst, const T* src, int count, bool vectors) {

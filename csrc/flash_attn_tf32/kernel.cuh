@@ -21,9 +21,9 @@
 //
 // What limits. Instructions beside each 16 x 8 x 8 mma, with 32 rows a warp (with 16 in brackets):
 // splitting K and V 1 (2), adding sums 2/3, loads 1/8 (1/4), softmax and splitting Q and P about 1:
-// together 3 (4). The mma keeps a scheduler's tensor core busy for 4 cycles by specification, on
-// sm_90, and for about 6.5 in fact, as mma.sync reaches some 60 % of it. So tensor cores are the
-// limit as long as the two warps of a scheduler cover each other's waits.
+// together 3 (4). The mma keeps a scheduler's tensor core busy for 4 cycles by sm_90's
+// specification, so tensor cores and issue slots are about equally loaded, as long as the two warps
+// of a scheduler cover each other's waits.
 // Registers at 128 x 64, head_dim 64: O 64, S 64, Q split 32, K split 8, sums 8; at head_dim 128 O
 // 128 and S 32. Global traffic is lesson 3's, in values twice as large.
 //
@@ -48,46 +48,11 @@
 #include "common/online_softmax.h"
 #include "flash_attn_tf32/mma.cuh"
 #include "flash_attn_tf32/tile_config.h"
+#include "flash_attn_tf32/tiles.cuh"
 
 #include <cstdint>
 
 namespace fa101::tf32 {
-
-// The largest float that Split does not round to inf.
-constexpr float kMaxSplit = 0x1.ffdffep127f;
-
-// Copies rows [first_row, first_row + kRows) of kCols floats into shared rows kStride apart, all
-// threads of the block together; rows from num_rows and columns from num_cols on become zeros and
-// are not read.
-template <int kRows, int kCols, int kStride, int kNThreads>
-__device__ __forceinline__ void copy_rows(float* dst, const float* src, int64_t row_stride,
-                                          int first_row, int num_rows, int num_cols,
-                                          bool aligned16) {
-    constexpr int kRowsAtOnce = 4 * kNThreads / kCols;
-    static_assert(kRows % kRowsAtOnce == 0, "every thread copies as much");
-    const int thread = mma::reread_thread_index<kNThreads>();
-    asm volatile("" : "+l"(row_stride));  // its multiples are not kept in registers either
-    const int row_of_thread = thread / (kCols / 4), col = thread % (kCols / 4) * 4;
-    dst += row_of_thread * kStride + col;
-    src += (first_row + row_of_thread) * row_stride + col;
-    num_rows -= first_row + row_of_thread;  // those that exist, from this thread's first on
-    if (aligned16) {
-#pragma unroll 8
-        for (int row = 0; row < kRows; row += kRowsAtOnce) {
-            cp_async<16>(dst + row * kStride, src, row < num_rows && col < num_cols);
-            src += kRowsAtOnce * row_stride;
-        }
-    } else {
-#pragma unroll 1
-        for (int row = 0; row < kRows; row += kRowsAtOnce) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                cp_async<4>(dst + row * kStride + i, src + i, row < num_rows && col + i < num_cols);
-            }
-            src += kRowsAtOnce * row_stride;
-        }
-    }
-}
 
 // kHasExtras: softcap, bias or mask.
 template <int kTileIndex, bool kHasExtras>
@@ -139,51 +104,27 @@ __global__ void __launch_bounds__(32 * kTiles[kTileIndex].num_warps,
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler: one for a warp
     const int warp_row = warp * kWarpM;
     const auto get_lane = [] { return mma::reread_thread_index<kNThreads>() % 32; };
-    // The column of O at o[m][n][i].
-    const auto o_col = [](int lane, int n, int i) {
-        return n / 2 * 16 + lane % 4 * 4 + n % 2 + i % 2 * 2;
-    };
 
     const auto copy_k = [&](int n_block) {
         const int n_begin = n_block * kBlockN;
         const auto* const k_ptr = mma::head_ptr<float>(tensors.k_ptr, tensors.k_batch_stride,
                                                        tensors.k_head_stride, bidb, bidh_kv);
-        copy_rows<kBlockN, kHeadDim, kStride, kNThreads>(sK, k_ptr, tensors.k_row_stride, n_begin,
-                                                         tile_mask.num_keys, head_dim,
-                                                         problem.aligned16);
+        copy_rows<kBlockN, kHeadDim, kStride, kNThreads>(
+            mma::reread_thread_index<kNThreads>(), sK, k_ptr, tensors.k_row_stride, n_begin,
+            tile_mask.num_keys, head_dim, problem.aligned16);
     };
     const auto copy_v = [&](int n_block) {
         const int n_begin = n_block * kBlockN;
         const auto* const v_ptr = mma::head_ptr<float>(tensors.v_ptr, tensors.v_batch_stride,
                                                        tensors.v_head_stride, bidb, bidh_kv);
-        copy_rows<kBlockN, kHeadDim, kStride, kNThreads>(sV, v_ptr, tensors.v_row_stride, n_begin,
-                                                         tile_mask.num_keys, head_dim_v,
-                                                         problem.aligned16);
+        copy_rows<kBlockN, kHeadDim, kStride, kNThreads>(
+            mma::reread_thread_index<kNThreads>(), sV, v_ptr, tensors.v_row_stride, n_begin,
+            tile_mask.num_keys, head_dim_v, problem.aligned16);
     };
 
     mma::Tile<kM, kHeadDim / 8> o;
     mma::OnlineSoftmax<kM> softmax;
     using Logits = mma::Tile<kM, kBlockN / 8>;
-
-    // Where three products give NaN, what one gives. One copy of the code for all elements: what
-    // counts for a path that hardly ever runs is to be small.
-    const auto replace_nans = [&](Logits& s, int lane) {
-        bool has_nan = false;
-        mma::for_each(s, [&](float& x, int, int, int) { has_nan |= x != x; });
-        if (!__any_sync(~0u, has_nan)) return;
-#pragma unroll 1
-        for (int e = 0; e < kM * kBlockN / 2; ++e) {
-            const int m = e / (kBlockN / 2), n = e / 4 % (kBlockN / 8), i = e % 4;
-            const float* const q = sQ + (warp_row + lane / 4 + mma::row_of(m, i)) * kStride;
-            const float* const k = sK + (lane % 4 * 2 + mma::col_of(n, i)) * kStride;
-            float sum = 0.0f;
-#pragma unroll 1
-            for (int d = 0; d < head_dim; ++d) sum += q[d] * k[d];
-            mma::for_each(s, [&](float& x, int mx, int nx, int ix) {
-                if (mx == m && nx == n && ix == i && x != x) x = sum;
-            });
-        }
-    };
 
     const auto step = [&](int n_block, bool careful) {
         const int n_begin = n_block * kBlockN;
@@ -212,27 +153,15 @@ __global__ void __launch_bounds__(32 * kTiles[kTileIndex].num_warps,
 #pragma unroll 1
             for (int d = 0; d < head_dim; d += kDepth) {
                 Split<4> q[kM][kSteps];
-#pragma unroll
-                for (int m = 0; m < kM; ++m) {
-#pragma unroll
-                    for (int k = 0; k < kSteps; ++k) {
-                        float x[4];
-                        ldmatrix_x4(x, q_lane + 16 * m * kStride + d + 8 * k);
-#pragma unroll
-                        for (int i = 0; i < 4; ++i) q[m][k].set(i, x[i]);
-                    }
-                }
+                load_rows<kStride>(q, q_lane + d);
 #pragma unroll
                 for (int n = 0; n < kBlockN / 8; ++n) {
-                    float x[4];
-                    ldmatrix_x4(x, k_lane + 8 * n * kStride + d);
                     Split<2> k[1][kSteps];
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) k[0][i / 2].set(i % 2, x[i]);
-                    multiply_add(s, n, q, k);
+                    load_k<kStride>(k, k_lane + 8 * n * kStride + d);
+                    multiply_add(s, 0, n, q, k);
                 }
             }
-            if (careful) replace_nans(s, lane);
+            if (careful) replace_nans<kStride>(s, sQ + warp_row * kStride, sK, head_dim, lane);
             mma::finish_logits<kHasExtras>(
                 s, problem, place(get_lane()), is_masked, make_bias_mask,
                 [](const void* x) { return *static_cast<const float*>(x); });
@@ -253,9 +182,7 @@ __global__ void __launch_bounds__(32 * kTiles[kTileIndex].num_warps,
                     [&](int m, int i, int key) { return place(lane).sees(bias_mask, m, i, key); });
             }
             __syncthreads();
-            for (int i = threadIdx.x; i < kBlockN * kStride; i += kNThreads) {
-                sV[i] = mma::is_finite(sV[i]) ? fminf(fmaxf(sV[i], -kMaxSplit), kMaxSplit) : 0.0f;
-            }
+            make_splittable<kNThreads>(sV, kBlockN * kStride, threadIdx.x);
             __syncthreads();
         }
 
@@ -266,33 +193,15 @@ __global__ void __launch_bounds__(32 * kTiles[kTileIndex].num_warps,
 #pragma unroll
             for (int t = 0; t < kBlockN / kDepth; ++t) {
                 Split<4> p[kM][kSteps];
-#pragma unroll
-                for (int m = 0; m < kM; ++m) {
-#pragma unroll
-                    for (int k = 0; k < kSteps; ++k) {
-#pragma unroll
-                        for (int i = 0; i < 4; ++i) {  // from C's order to A's
-                            p[m][k].set(i % 2 * 2 + i / 2, s[m][t * kSteps + k][i]);
-                        }
-                    }
-                }
+                split_weights(p, s, t * kSteps);
 #pragma unroll
                 for (int n = 0; n < kHeadDim / 8; n += 2) {
                     // Nothing to do in the padding. The branch has a second use: ptxas finishes the
                     // sums before it, where else it would keep many of them for later, and spill.
                     if (8 * n >= head_dim_v) break;
                     Split<2> v[2][kSteps];
-#pragma unroll
-                    for (int k = 0; k < kSteps; ++k) {
-#pragma unroll
-                        for (int i = 0; i < 2; ++i) {
-                            const float2 x = *reinterpret_cast<const float2*>(
-                                v_lane + (kDepth * t + 8 * k + i) * kStride + 8 * n);
-                            v[0][k].set(i, x.x);
-                            v[1][k].set(i, x.y);
-                        }
-                    }
-                    multiply_add(o, n, p, v);
+                    load_v<kStride>(v, v_lane + kDepth * t * kStride + 8 * n);
+                    multiply_add(o, 0, n, p, v);
                 }
             }
         }
@@ -300,8 +209,9 @@ __global__ void __launch_bounds__(32 * kTiles[kTileIndex].num_warps,
 
     const auto* const q_ptr = mma::head_ptr<float>(tensors.q_ptr, tensors.q_batch_stride,
                                                    tensors.q_head_stride, bidb, bidh);
-    copy_rows<kBlockM, kHeadDim, kStride, kNThreads>(sQ, q_ptr, tensors.q_row_stride, m_begin,
-                                                     seqlen_q, head_dim, problem.aligned16);
+    copy_rows<kBlockM, kHeadDim, kStride, kNThreads>(mma::reread_thread_index<kNThreads>(), sQ,
+                                                     q_ptr, tensors.q_row_stride, m_begin, seqlen_q,
+                                                     head_dim, problem.aligned16);
 #pragma unroll 1
     for (bool careful = false;; careful = true) {
         softmax.reset();

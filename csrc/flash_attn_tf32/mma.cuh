@@ -41,10 +41,10 @@ __device__ __forceinline__ void mma_m16n8k8(float (&c)[4], const uint32_t (&a)[4
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// c += A B for the kN tiles of c from `first` on, kSteps deep. Neighbouring instructions belong to
-// different tiles, so that none waits for the one before it.
-template <int kM, int kN, int kAllN>
-__device__ __forceinline__ void multiply_add(float (&c)[kM][kAllN][4], int first,
+// c += A B for the kM x kN tiles of c from (first_m, first_n) on, kSteps deep. Neighbouring
+// instructions belong to different tiles, so that none waits for the one before it.
+template <int kAllM, int kAllN, int kM, int kN>
+__device__ __forceinline__ void multiply_add(float (&c)[kAllM][kAllN][4], int first_m, int first_n,
                                              const Split<4> (&a)[kM][kSteps],
                                              const Split<2> (&b)[kN][kSteps]) {
     float sum[kM][kN][4] = {};
@@ -67,7 +67,7 @@ __device__ __forceinline__ void multiply_add(float (&c)[kM][kAllN][4], int first
 #pragma unroll
         for (int n = 0; n < kN; ++n) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) c[m][first + n][i] += sum[m][n][i];
+            for (int i = 0; i < 4; ++i) c[first_m + m][first_n + n][i] += sum[m][n][i];
         }
     }
 }
@@ -80,6 +80,74 @@ __device__ __forceinline__ void ldmatrix_x4(float (&x)[4], const float* row) {
                  : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
                  : "r"(address)
                  : "memory");
+}
+
+// From shared memory to fragments, 8 * kSteps = 16 deep; rows are kStride floats apart.
+
+// A: rows of Q, or of P. The lane's address is at row t % 16, column t / 16 * 4.
+template <int kStride, int kM>
+__device__ __forceinline__ void load_rows(Split<4> (&a)[kM][kSteps], const float* row) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) {
+            float x[4];
+            ldmatrix_x4(x, row + 16 * m * kStride + 8 * k);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) a[m][k].set(i, x[i]);
+        }
+    }
+}
+
+// B of S = Q K^T: keys of K. The lane's address is at row t % 8, column t / 8 * 4.
+template <int kStride, int kN>
+__device__ __forceinline__ void load_k(Split<2> (&b)[kN][kSteps], const float* row) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+        float x[4];
+        ldmatrix_x4(x, row + 8 * n * kStride);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) b[n][i / 2].set(i % 2, x[i]);
+    }
+}
+
+// The sum over keys may take them in any order: in P V, k-slots q and q+4 stand for keys 2q and
+// 2q+1. A: the weights, from where S has them.
+template <int kM, int kN>
+__device__ __forceinline__ void split_weights(Split<4> (&a)[kM][kSteps],
+                                              const float (&s)[kM][kN][4], int first_n) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) a[m][k].set(i % 2 * 2 + i / 2, s[m][first_n + k][i]);
+        }
+    }
+}
+
+// B of O = P V: V, 8 bytes at a time. Of each pair of tiles, n-slot g of tile i stands for column
+// 2g+i. The lane's address is at row 2q, column 2g.
+template <int kStride, int kN>
+__device__ __forceinline__ void load_v(Split<2> (&b)[kN][kSteps], const float* row) {
+#pragma unroll
+    for (int n = 0; n < kN; n += 2) {
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const auto x =
+                    *reinterpret_cast<const float2*>(row + (8 * k + i) * kStride + 8 * n);
+                b[n][k].set(i, x.x);
+                b[n + 1][k].set(i, x.y);
+            }
+        }
+    }
+}
+
+// So the column of O at c[m][n][i], counted from the tiles' first.
+__device__ __forceinline__ int o_col(int lane, int n, int i) {
+    return n / 2 * 16 + lane % 4 * 4 + n % 2 + i % 2 * 2;
 }
 
 }  // namespace fa101::tf32

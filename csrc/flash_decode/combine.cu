@@ -9,6 +9,7 @@
 // A row has few bytes and many of them wait for memory, so all its loads should be on their way at
 // once: a warp sums up to 16 parts; with more, 16 warps a row take every 16th part each. Both add
 // the same terms in the same order, so a longer cache does not change a bit.
+#include "common/dispatch.h"
 #include "common/launch.h"
 #include "common/mask.h"
 #include "common/memory.cuh"
@@ -163,11 +164,9 @@ void run_typed(const Problem& problem, const Tensors& tensors, const Partials& p
 
 void run_combine(const Problem& problem, const Tensors& tensors, const Partials& partials,
                  Stream stream) {
-    if (problem.dtype_q == DType::kFloat16) {
-        run_typed<__half>(problem, tensors, partials, stream);
-    } else {
-        run_typed<__nv_bfloat16>(problem, tensors, partials, stream);
-    }
+    dispatch_dtype(problem.dtype_o, [&](auto type) {
+        run_typed<typename decltype(type)::Type>(problem, tensors, partials, stream);
+    });
 }
 
 }  // namespace fa101::flash_decode

@@ -3,6 +3,7 @@
 
 #include "common/mask.h"
 #include "flash_decode/family.h"
+#include "flash_decode/splits.h"
 #include "flash_decode/tile_config.h"
 
 #include <doctest/doctest.h>
@@ -25,13 +26,13 @@ DeviceInfo h200() {
 }
 
 Problem decode(int64_t batch, int64_t num_heads, int64_t num_heads_kv, int64_t seqlen_k,
-               int64_t head_dim = 128) {
+               int64_t head_dim = 128, DType dtype = DType::kBFloat16) {
     Problem p;
     p.batch = batch, p.num_heads = num_heads, p.num_heads_kv = num_heads_kv;
     p.seqlen_q = 1, p.seqlen_k = seqlen_k;
     p.head_dim = p.head_dim_v = head_dim;
     p.device = DeviceType::kCuda;
-    p.dtype_q = p.dtype_kv = p.dtype_o = DType::kBFloat16;
+    p.dtype_q = p.dtype_kv = p.dtype_o = dtype;
     p.aligned16 = true;
     return p;
 }
@@ -41,21 +42,29 @@ int num_splits(const Problem& p) { return flash_decode::num_splits(p, h200()); }
 }  // namespace
 
 TEST_CASE("the keys of a split do not depend on how many keys there are") {
-    for (const auto& [batch, num_heads_kv] : {std::pair{1, 8}, {3, 8}, {16, 32}, {64, 8}}) {
-        CAPTURE(batch);
-        CAPTURE(num_heads_kv);
-        // The longest cache with one split is the chunk.
-        int64_t chunk = 1;
-        while (num_splits(decode(batch, 32, num_heads_kv, 2 * chunk)) == 1) chunk *= 2;
-        CHECK(chunk >= flash_decode::kMinChunk);
-        CHECK(chunk <= flash_decode::kMaxChunk);
-        for (int64_t seqlen_k : {0, 1, 255, 256, 257, 4096, 8192, 8193, 100000, 1 << 20}) {
-            CAPTURE(seqlen_k);
-            Problem p = decode(batch, 32, num_heads_kv, seqlen_k);
-            const int64_t splits = std::max<int64_t>(ceil_div(seqlen_k, chunk), 1);
-            CHECK(num_splits(p) == splits);
-            p.has_seqlens_k = true;
-            CHECK(num_splits(p) == splits);
+    for (DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+        for (const auto& [batch, num_heads_kv] : {std::pair{1, 8}, {3, 8}, {16, 32}, {64, 8}}) {
+            CAPTURE(batch);
+            CAPTURE(num_heads_kv);
+            const auto problem = [&, batch = batch, num_heads_kv = num_heads_kv](int64_t seqlen_k) {
+                return decode(batch, 32, num_heads_kv, seqlen_k, 128, dtype);
+            };
+            // The longest cache with one split is the chunk.
+            int64_t chunk = 1;
+            while (num_splits(problem(2 * chunk)) == 1) chunk *= 2;
+            CHECK(chunk >= flash_decode::kMinChunk / (dtype == DType::kFloat32 ? 2 : 1));
+            CHECK(chunk <= flash_decode::kMaxChunk);
+            for (int64_t seqlen_k : {0, 1, 255, 256, 257, 4096, 8192, 8193, 100000, 1 << 20}) {
+                CAPTURE(seqlen_k);
+                Problem p = problem(seqlen_k);
+                const int64_t splits = std::max<int64_t>(ceil_div(seqlen_k, chunk), 1);
+                CHECK(num_splits(p) == splits);
+                p.has_seqlens_k = true;
+                CHECK(num_splits(p) == splits);
+                Plan plan;
+                plan.num_splits = static_cast<int>(splits);
+                if (splits > 1) CHECK(flash_decode::chunk_of(plan, p) == chunk);
+            }
         }
     }
 }
@@ -67,6 +76,7 @@ TEST_CASE("a small batch fills the GPU, a large one has nothing to merge") {
     CHECK(num_splits(decode(16, 32, 32, 4096)) == 1);
     CHECK(num_splits(decode(0, 32, 8, 8192)) == 1);
     CHECK(num_splits(decode(1, 32, 8, 0)) == 1);
+    CHECK(num_splits(decode(1, 8, 8, 8192, 128, DType::kFloat32)) == 32);
 }
 
 TEST_CASE("the tile follows the rows of a group") {
@@ -81,14 +91,16 @@ TEST_CASE("the tile follows the rows of a group") {
 TEST_CASE("every tile fits into the shared memory of the smallest GPU") {
     DeviceInfo rtx4090 = h200();
     rtx4090.arch = 89, rtx4090.num_sms = 128, rtx4090.smem_per_block = 99 * 1024;
-    for (int64_t head_dim : {1, 64, 96, 100, 128, 192, 256}) {
-        for (int64_t seqlen_q : {1, 100}) {
-            Problem p = decode(2, 8, 8, 1000, head_dim);
-            p.seqlen_q = seqlen_q;
-            CHECK(flash_decode::supports(p, rtx4090) == "");
+    for (DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+        for (int64_t head_dim : {1, 64, 96, 100, 128, 192, 256}) {
+            for (int64_t seqlen_q : {1, 100}) {
+                Problem p = decode(2, 8, 8, 1000, head_dim, dtype);
+                p.seqlen_q = seqlen_q;
+                CHECK(flash_decode::supports(p, rtx4090) == "");
+            }
         }
+        CHECK(flash_decode::supports(decode(2, 8, 8, 1000, 257, dtype), rtx4090) != "");
     }
-    CHECK(flash_decode::supports(decode(2, 8, 8, 1000, 257), rtx4090) != "");
 }
 
 TEST_CASE("the workspace holds lse and O of every split") {

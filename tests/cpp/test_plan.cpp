@@ -90,14 +90,25 @@ TEST_CASE("auto takes the highest rung that fits") {
     CHECK(picked(problem(DeviceType::kCpu, DType::kBFloat16, 1000), laptop()) == "cpu_fa2");
 }
 
-TEST_CASE("auto in float32: naive where few queries leave the rest without parallelism") {
+TEST_CASE("auto in float32 splits the keys where queries are few; without tensor cores, naive") {
     Problem decode = problem(DeviceType::kCuda, DType::kFloat32, 128, 8192);
     decode.batch = 1;
     decode.seqlen_q = 1;
-    CHECK(picked(decode, kH200) == "naive");
-    CHECK(contains(plan(decode, kH200).reason, "too few queries"));
+    for (const DeviceInfo& device : {kA100, kRtx3090, kH200}) {
+        CAPTURE(device.name);
+        const Plan chosen = plan(decode, device);
+        CHECK(std::string(chosen.kernel) == "fa2_cute");
+        CHECK(chosen.strategy == Strategy::kSplitKV);
+        CHECK(chosen.num_splits > 8);  // blocks for half of the slots or more
+        CHECK(std::string(plan(decode, device, "auto", "split_q").kernel) == "fa2_cute");
+    }
+    CHECK(picked(decode, kT4) == "naive");
+    CHECK(contains(plan(decode, kT4).reason, "too few queries"));
     decode.batch = 64;
-    CHECK(picked(decode, kH200) == "fa2_cute");
+    CHECK(picked(decode, kT4) == "fa2");
+    CHECK(plan(decode, kH200).num_splits == 1);
+    CHECK(plan(problem(DeviceType::kCuda, DType::kFloat32, 128), kH200).strategy ==
+          Strategy::kSplitQ);
     decode.dtype_q = decode.dtype_kv = decode.dtype_o = DType::kFloat16;
     decode.batch = 1;
     CHECK(picked(decode, kA100) == "fa2_cute");

@@ -60,7 +60,7 @@ def answers(variant, dtype, head_dim):
     head_dim = wider(variant, head_dim)
     if kernel in TENSOR_CORES:
         if dtype not in HALF:
-            return variant == "fa2_cute" and head_dim <= 256
+            return kernel == "fa2_cute" and ":split_d" not in variant and head_dim <= 256
         limit = 1024 if ":split_d" in variant else 256
         return head_dim <= limit and (kernel != "sm90" or head_dim % 8 == 0)
     limits = {"naive": 1024, "fa1": 256, "fa2": 256}  # the CPU kernels have none

@@ -1,0 +1,88 @@
+// How the keys are split over blocks and where the parts of the result go: the host's side of it,
+// shared by the families that split them.
+#pragma once
+
+#include <fa101/params.h>
+#include <fa101/plan.h>
+
+#include "common/mask.h"
+#include "flash_decode/family.h"
+#include "flash_decode/tile_config.h"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace fa101::flash_decode {
+
+// Keys of a split: from nothing that a longer cache or other company would change. So it is the
+// largest that, with 8192 keys, fills whole waves of the device's `slots` for blocks, or nearly; a
+// kernel has its reason for the smallest.
+//
+// It is a power of two, so that the number of splits, if more than one, tells it.
+inline int64_t choose_chunk(int64_t blocks_per_split, int64_t slots, int64_t smallest,
+                            int64_t largest) {
+    constexpr int64_t kTypicalSeqlen = 8192;
+    int64_t best = largest;
+    double best_fill = 0;
+    for (int64_t chunk = largest; chunk >= smallest && best_fill < 0.9; chunk /= 2) {
+        const int64_t blocks = blocks_per_split * (kTypicalSeqlen / chunk);
+        const int64_t waves = std::max<int64_t>(ceil_div(blocks, slots), 1);
+        const double fill = static_cast<double>(blocks) / static_cast<double>(waves * slots);
+        if (fill > best_fill) {
+            best_fill = fill;
+            best = chunk;
+        }
+    }
+    return best;
+}
+
+// The same where the caller says how many splits: the keys there may be in as many pieces, each of
+// whole steps of every tile.
+inline int64_t forced_chunk(const Problem& p) {
+    const int64_t steps = ceil_div<int64_t>(ceil_div(p.seqlen_k, p.num_splits), kChunkStep);
+    return std::max<int64_t>(steps, 1) * kChunkStep;
+}
+
+// `chunk` is the family's choice.
+inline int splits_of(const Problem& p, int64_t chunk) {
+    if (p.num_splits > 0) chunk = forced_chunk(p);
+    return static_cast<int>(std::max<int64_t>(ceil_div(p.seqlen_k, chunk), 1));
+}
+
+inline int64_t chunk_of(const Plan& plan, const Problem& p) {
+    if (plan.num_splits == 1) return p.seqlen_k;
+    if (p.num_splits > 0) return forced_chunk(p);
+    int64_t chunk = 1;
+    while (ceil_div(p.seqlen_k, chunk) > plan.num_splits) chunk *= 2;
+    return chunk;
+}
+
+// Rows of the result, as lse counts them.
+inline int64_t result_rows(const Problem& p) { return p.batch * p.num_heads * p.seqlen_q; }
+
+// The workspace: lse of all parts, then their O. Multiples of four floats, so that rows of O start
+// on 16-byte boundaries.
+inline int64_t lse_floats(const Plan& plan, const Problem& p) {
+    return ceil_div<int64_t>(result_rows(p) * plan.num_splits, 4) * 4;
+}
+inline int64_t o_stride(const Problem& p) { return ceil_div<int64_t>(p.head_dim_v, 4) * 4; }
+
+inline int64_t partials_bytes(const Plan& plan, const Problem& p) {
+    if (plan.num_splits == 1) return 0;
+    const int64_t o_floats = result_rows(p) * plan.num_splits * o_stride(p);
+    return static_cast<int64_t>(sizeof(float)) * (lse_floats(plan, p) + o_floats);
+}
+
+inline Partials make_partials(const Plan& plan, const Problem& p, void* workspace) {
+    Partials partials;
+    partials.num_splits = plan.num_splits;
+    partials.chunk = static_cast<int>(chunk_of(plan, p));
+    partials.o_stride = o_stride(p);
+    if (plan.num_splits > 1) {
+        partials.lse = static_cast<float*>(workspace);
+        partials.o = partials.lse + lse_floats(plan, p);
+    }
+    return partials;
+}
+
+}  // namespace fa101::flash_decode

@@ -1,0 +1,107 @@
+#include "flash_decode_tf32/family.h"
+
+#include <fa101/error.h>
+
+#include "build_config.h"
+#include "common/built_head_dims.h"
+#include "common/mask.h"
+#include "flash_decode/splits.h"
+#include "flash_decode_tf32/tile_config.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+namespace fa101::decode_tf32 {
+namespace {
+
+// The rows of one key/value head: its group's queries.
+int64_t packed_rows(const Problem& p) { return p.seqlen_q * p.group_size(); }
+
+// The first compiled tile that holds q, k and v in at most `smem_bytes`; null: none does.
+const TileConfig* find_tile(const Problem& p, int64_t smem_bytes) {
+    for (const TileConfig& tile : kTiles) {
+        if (is_compiled(tile.head_dim) && std::max(p.head_dim, p.head_dim_v) <= tile.head_dim &&
+            (packed_rows(p) <= tile.block_m || tile.block_m > 16) &&
+            tile.smem_bytes() <= smem_bytes) {
+            return &tile;
+        }
+    }
+    return nullptr;
+}
+
+// Blocks of one split.
+int64_t blocks_per_split(const Problem& p, const TileConfig& tile) {
+    return p.batch * p.num_heads_kv * ceil_div<int64_t>(packed_rows(p), tile.block_m);
+}
+
+constexpr bool kIsBuilt = FA101_HAS_CUDA && sizeof(FA101_CUTE_ARCHS) > 1;
+
+}  // namespace
+
+std::string supports(const Problem& p, const DeviceInfo& device) {
+    if (device.arch < 80) {
+        return "it needs sm_80 or later (cp.async, TF32 tensor cores); the GPU has sm_" +
+               std::to_string(device.arch);
+    }
+    if (p.dtype_kv != p.dtype_q || p.dtype_o != p.dtype_q) {
+        return std::string("it needs one dtype for q, k, v and out; they have ") +
+               name_of(p.dtype_q) + ", " + name_of(p.dtype_kv) + " and " + name_of(p.dtype_o);
+    }
+    if (FA101_HAS_CUDA && !kIsBuilt) return "this build has none of its float32 code (FA101_ARCHS)";
+    const std::string widest = std::to_string(std::max(p.head_dim, p.head_dim_v));
+    if (find_tile(p, std::numeric_limits<int64_t>::max()) == nullptr) {
+        return "head_dim is " + widest +
+               ", more than its float32 tiles hold in this build (FA101_HEAD_DIMS, at most 256)";
+    }
+    const TileConfig* const tile = find_tile(p, device.smem_per_block);
+    if (tile == nullptr) {
+        return "its float32 tiles for head_dim " + widest + " need more than the " +
+               std::to_string(device.smem_per_block) + " bytes of shared memory a block has";
+    }
+    constexpr int64_t kMaxGrid = std::numeric_limits<int>::max();
+    const int64_t blocks = blocks_per_split(p, *tile) * num_splits(p, device);
+    const int64_t rows = flash_decode::result_rows(p);
+    if (blocks > kMaxGrid || rows > kMaxGrid || packed_rows(p) > kMaxGrid - tile->block_m) {
+        return "its grids would have " + std::to_string(blocks) + " blocks for the keys and " +
+               std::to_string(rows) + " rows to merge; 2^31 - 1 is the limit";
+    }
+    return "";
+}
+
+Tile tile(const Problem& p, const DeviceInfo& device) {
+    const TileConfig& tile = *find_tile(p, device.smem_per_block);
+    return {tile.block_m, tile.block_n * tile.num_teams(), tile.head_dim, tile.num_warps,
+            tile.slots};
+}
+
+int num_splits(const Problem& p, const DeviceInfo& device) {
+    const TileConfig& tile = *find_tile(p, device.smem_per_block);
+    const int64_t chunk =
+        flash_decode::choose_chunk(blocks_per_split(p, tile), 2 * std::max(device.num_sms, 1),
+                                   tile.block_m == 16 ? kMinChunk : 2 * kMinChunk, kMaxChunk);
+    return flash_decode::splits_of(p, chunk);
+}
+
+void run(const Plan& plan, const Problem& problem, const Tensors& tensors, const Partials& partials,
+         Stream stream) {
+    const int head_dim = plan.tile.head_dim;
+    if constexpr (kIsBuilt && is_compiled(64)) {
+        if (head_dim == 64)
+            return decode_tf32::run_hdim64(plan, problem, tensors, partials, stream);
+    }
+    if constexpr (kIsBuilt && is_compiled(128)) {
+        if (head_dim == 128)
+            return decode_tf32::run_hdim128(plan, problem, tensors, partials, stream);
+    }
+    if constexpr (kIsBuilt && is_compiled(256)) {
+        if (head_dim == 256)
+            return decode_tf32::run_hdim256(plan, problem, tensors, partials, stream);
+    }
+    throw Unsupported("this build has no float32 fa2_cute split_kv kernel for head_dim " +
+                      std::to_string(head_dim) +
+                      "; FA101_ARCHS and FA101_HEAD_DIMS say what is built");
+}
+
+}  // namespace fa101::decode_tf32
