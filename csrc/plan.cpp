@@ -132,6 +132,16 @@ bool prefers_split_kv(const KernelFamily& split_q, const Problem& problem,
            3 * query_tiles(split_q, problem, device) <= device.num_sms;
 }
 
+// Whether split_d leaves its highest rung for one that splits the keys too. sm90's has no such
+// splits; of a full device it makes 2.2 to 2.6 times of fa2_cute's FLOP/s, but the multiprocessors
+// that get no query tile idle. Over 512 a tile of it is two blocks, so a fifth is where it is even.
+bool prefers_splits(const KernelFamily& split_d, const KernelFamily& splitting,
+                    const Problem& problem, const DeviceInfo& device) {
+    return split_d.num_splits == nullptr &&
+           5 * query_tiles(split_d, problem, device) <= device.num_sms &&
+           refusal(splitting, problem, device).empty() && splitting.num_splits(problem, device) > 1;
+}
+
 }  // namespace
 
 std::string supports(std::string_view kernel, const Problem& problem, const DeviceInfo& device) {
@@ -205,7 +215,13 @@ Plan plan(const Problem& problem, const DeviceInfo& device, std::string_view ker
         const bool tell = kernel == "auto" && !above.empty();
         return make_plan(family, problem, device, why + (tell ? " (" + above + ")" : ""));
     };
-    if (split_d != nullptr) return chosen(*split_d, "head_dim is split over warps");
+    if (split_d != nullptr) {
+        const KernelFamily& splitting = *find_kernel("fa2_cute", Strategy::kSplitD);
+        if (kernel == "auto" && prefers_splits(*split_d, splitting, problem, device)) {
+            return chosen(splitting, "too few query tiles to fill the device: keys are split too");
+        }
+        return chosen(*split_d, "head_dim is split over warps");
+    }
     if (split_q == nullptr) {
         const bool is_forced = kernel != "auto" || strategy != "auto";
         return chosen(*split_kv, is_forced ? "asked for by name" : "the only one that fits");

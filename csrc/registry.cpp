@@ -99,7 +99,7 @@ constexpr KernelFamily kFa2CuteSplitD = {
     "head_dim over 256: O's columns and Q K^T's sum split over warps",
     split_d::supports,
     split_d::tile,
-    /*num_splits=*/nullptr,
+    split_d::num_splits,
     split_d::workspace,
     FA101_CUDA_LAUNCH(split_d::launch),
     FA101_CUTE_ARCHS,

@@ -6,10 +6,11 @@
 #include "common/built_head_dims.h"
 #include "common/mask.h"
 #include "flash_attn_split_d/tile_config.h"
+#include "flash_attn_split_d_tf32/family.h"
+#include "flash_decode/splits.h"
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <string>
 
 namespace fa101::split_d {
@@ -44,14 +45,15 @@ constexpr bool kIsBuilt = FA101_HAS_CUDA && sizeof(FA101_CUTE_ARCHS) > 1 && is_c
 
 }  // namespace
 
+// float32 has a kernel of its own, of three TF32 products.
 std::string supports(const Problem& p, const DeviceInfo& device) {
+    if (p.dtype_q == DType::kFloat32) return split_d_tf32::supports(p, device);
     if (device.arch < 80) {
         return "it needs sm_80 or later (cp.async, mma.m16n8k16); the GPU has sm_" +
                std::to_string(device.arch);
     }
-    const bool is_16_bit = p.dtype_q == DType::kFloat16 || p.dtype_q == DType::kBFloat16;
-    if (!is_16_bit || p.dtype_kv != p.dtype_q || p.dtype_o != p.dtype_q) {
-        return std::string("it needs float16 or bfloat16 for q, k, v and out; they have ") +
+    if (p.dtype_kv != p.dtype_q || p.dtype_o != p.dtype_q) {
+        return std::string("it needs one dtype for q, k, v and out; they have ") +
                name_of(p.dtype_q) + ", " + name_of(p.dtype_kv) + " and " + name_of(p.dtype_o);
     }
     const int64_t widest = std::max(p.head_dim, p.head_dim_v);
@@ -71,36 +73,49 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
         return "its tiles for head_dim " + std::to_string(widest) + " need more than the " +
                std::to_string(device.smem_per_block) + " bytes of shared memory a block has";
     }
-    if (num_blocks(p, *tile) > std::numeric_limits<int>::max()) {
-        return "batch * num_heads * query tiles is " + std::to_string(num_blocks(p, *tile)) +
-               "; a grid holds 2^31 - 1 blocks";
-    }
-    return "";
+    return flash_decode::refuse_grid(p, num_blocks(p, *tile) * num_splits(p, device));
 }
 
 Tile tile(const Problem& p, const DeviceInfo& device) {
+    if (p.dtype_q == DType::kFloat32) return split_d_tf32::tile(p, device);
     const TileConfig& tile = *find_tile(p, device, device.smem_per_block);
     return {tile.block_m, tile.block_n, tile.head_dim, kNumWarps, tile.stages};
 }
 
-int64_t workspace(const Plan&, const Problem&) { return 0; }
+int num_splits(const Problem& p, const DeviceInfo& device) {
+    if (p.dtype_q == DType::kFloat32) return split_d_tf32::num_splits(p, device);
+    const TileConfig& tile = *find_tile(p, device, device.smem_per_block);
+    return flash_decode::splits_of(
+        p, flash_decode::choose_chunk(num_blocks(p, tile), std::max(device.num_sms, 1),
+                                      flash_decode::typical_seqlen_k(p), kMinChunk, kMaxChunk));
+}
 
-void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, void*,
+int64_t workspace(const Plan& plan, const Problem& p) {
+    return flash_decode::partials_bytes(plan, p);
+}
+
+void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace,
             Stream stream) {
+    const Partials partials = flash_decode::make_partials(plan, problem, workspace);
+    [[maybe_unused]] const auto run = [&](auto run_hdim) {
+        run_hdim(plan, problem, tensors, partials, stream);
+        if (plan.num_splits > 1) flash_decode::run_combine(problem, tensors, partials, stream);
+    };
     if constexpr (kIsBuilt) {
+        if (problem.dtype_q == DType::kFloat32) return run(split_d_tf32::run);
         switch (plan.tile.head_dim) {
             case 320:
-                return run_hdim320(plan, problem, tensors, stream);
+                return run(run_hdim320);
             case 384:
-                return run_hdim384(plan, problem, tensors, stream);
+                return run(run_hdim384);
             case 512:
-                return run_hdim512(plan, problem, tensors, stream);
+                return run(run_hdim512);
             case 640:
-                return run_hdim640(plan, problem, tensors, stream);
+                return run(run_hdim640);
             case 768:
-                return run_hdim768(plan, problem, tensors, stream);
+                return run(run_hdim768);
             case 1024:
-                return run_hdim1024(plan, problem, tensors, stream);
+                return run(run_hdim1024);
             default:
                 break;
         }

@@ -3,8 +3,9 @@
 
 namespace fa101::split_d {
 
-void run_hdim320(const Plan& plan, const Problem& problem, const Tensors& tensors, Stream stream) {
-    run_hdim<320>(plan, problem, tensors, stream);
+void run_hdim320(const Plan& plan, const Problem& problem, const Tensors& tensors,
+                 const Partials& partials, Stream stream) {
+    run_hdim<320>(plan, problem, tensors, partials, stream);
 }
 
 }  // namespace fa101::split_d

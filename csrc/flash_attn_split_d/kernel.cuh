@@ -43,6 +43,9 @@
 // Why not more queries: O of 128 x 512 is the whole register file. Why not keys split alone, which
 // needs no exchange: each warp would read all of Q, 3 pieces for 4 mma.
 //
+// Few query tiles, as in decoding, leave multiprocessors idle; then the keys are split over blocks
+// too, and flash_decode's combine.cu merges the parts.
+//
 // Next rung: two blocks of a cluster could share K and V (TMA multicast), wgmma reads Q and K once
 // for 64 rows.
 //
@@ -124,7 +127,7 @@ CUTE_DEVICE bool group_any(int row_group, bool condition) {
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kNThreads, 1)
     split_d_kernel(const __grid_constant__ Problem problem, const __grid_constant__ Tensors tensors,
-                   float scale, float cap_log2) {
+                   const __grid_constant__ Partials partials, float scale, float cap_log2) {
     using Element = typename Traits::Element;
     using Mma = typename Traits::Mma;
     using DimShare = typename Traits::DimShare;
@@ -143,12 +146,13 @@ __global__ void __launch_bounds__(Traits::kNThreads, 1)
     const int num_m_blocks = ceil_div(seqlen_q, kBlockM);
     const int num_heads = static_cast<int>(problem.num_heads);
     struct TileIndex {
-        int m_begin, batch_head, bidb, bidh;
+        int m_begin, split, batch_head, bidb, bidh;
     };
     const auto tile_index = [&](int block) -> TileIndex {
-        const int batch_head = block / num_m_blocks;
-        return {(num_m_blocks - 1 - block % num_m_blocks) * kBlockM, batch_head,
-                batch_head / num_heads, batch_head % num_heads};
+        const int batch_head = block / num_m_blocks / partials.num_splits;
+        return {(num_m_blocks - 1 - block % num_m_blocks) * kBlockM,
+                block / num_m_blocks % partials.num_splits, batch_head, batch_head / num_heads,
+                batch_head % num_heads};
     };
     const TileIndex tile = tile_index(blockIdx.x);
     const int m_begin = tile.m_begin, bidb = tile.bidb;
@@ -157,10 +161,25 @@ __global__ void __launch_bounds__(Traits::kNThreads, 1)
     const Mask mask = mask_of(problem, tensors, bidb);
     const TileMask tile_mask = mask.tile(m_begin, kBlockM);
     const int m_end = min(m_begin + kBlockM, seqlen_q);
-    const int n_block_begin = mask.n_block_begin(m_begin, kBlockN);
-    const int n_block_end = mask.n_block_end(m_end, kBlockN);
+    // Of the split's keys; where they begin, so does a block.
+    const int chunk_begin = tile.split * partials.chunk;
+    const int chunk_end =
+        chunk_begin + min(partials.chunk, static_cast<int>(problem.seqlen_k) - chunk_begin);
+    const int n_block_begin = max(mask.n_block_begin(m_begin, kBlockN), chunk_begin / kBlockN);
+    const int n_block_end = min(mask.n_block_end(m_end, kBlockN), ceil_div(chunk_end, kBlockN));
     const int n_block_full_begin = mask.n_block_full_begin(m_end, kBlockN);
     const int n_block_full_end = mask.n_block_full_end(m_begin, kBlockN);
+
+    // Row r of the tile, as lse counts it, of the block's split.
+    const auto part_of = [&](const TileIndex& at, int row) {
+        return (int64_t{at.batch_head} * seqlen_q + at.m_begin + row) * partials.num_splits +
+               at.split;
+    };
+    if (n_block_begin >= n_block_end && partials.num_splits > 1) {
+        const int row = threadIdx.x;
+        if (row < m_end - m_begin) partials.lse[part_of(tile, row)] = -kInfinity;
+        return;
+    }
 
     extern __shared__ __align__(128) unsigned char smem[];
     const uint32_t smem_address = static_cast<uint32_t>(__cvta_generic_to_shared(smem));
@@ -497,7 +516,8 @@ __global__ void __launch_bounds__(Traits::kNThreads, 1)
         }
     }
 
-    // ---- Epilogue: the sums of all parts, O / l and lse; O through the memory of Q ----
+    // ---- Epilogue: the sums of all parts, O / l and lse; O through the memory of Q, or, of a
+    // split, as it is ----
     const Place<Traits> own;
     const TileIndex out = tile_index(reread_block_index());
     CUTE_UNROLL
@@ -517,22 +537,33 @@ __global__ void __launch_bounds__(Traits::kNThreads, 1)
             float sum = 0.0f;
             CUTE_UNROLL
             for (int part = 0; part < kKeyParts; ++part) sum += row_values[row][part];
-            if (tensors.lse_ptr != nullptr && i == 0 && own.key_part() == 0 && own.lane % 4 == 0 &&
-                out.m_begin + row < seqlen_q) {
-                tensors.lse_ptr[out.batch_head * problem.seqlen_q + out.m_begin + row] =
-                    log_sum_exp(row_max[0][r], sum);
+            const bool exists = out.m_begin + row < seqlen_q;
+            if (i == 0 && own.key_part() == 0 && own.lane % 4 == 0 && exists) {
+                if (partials.num_splits > 1) {
+                    partials.lse[part_of(out, row)] = row_max[0][r] + log2f(sum);
+                } else if (tensors.lse_ptr != nullptr) {
+                    tensors.lse_ptr[part_of(out, row)] = log_sum_exp(row_max[0][r], sum);
+                }
             }
             const float inverse = inverse_row_sum(sum);
             CUTE_UNROLL
             for (int c = 0; c < 2 * Traits::kSlices; ++c) {
-                const float* pair = &o[c / 2][c % 2][i][2 * r];
-                *reinterpret_cast<uint32_t*>(smem + own.column_panel(c / 2) * kPanelQ +
-                                             piece_offset(row, own.column_piece(c)) +
-                                             own.lane % 4 * 4) =
-                    round_pair<Element>(pair[0] * inverse, pair[1] * inverse);
+                const float x = o[c / 2][c % 2][i][2 * r] * inverse;
+                const float y = o[c / 2][c % 2][i][2 * r + 1] * inverse;
+                const int panel = own.column_panel(c / 2), piece = own.column_piece(c);
+                if (partials.num_splits > 1) {
+                    const int col = panel * kPanel + piece * 8 + own.lane % 4 * 2;
+                    if (!exists || col >= head_dim_v) continue;
+                    *reinterpret_cast<float2*>(partials.o + part_of(out, row) * partials.o_stride +
+                                               col) = make_float2(x, y);
+                } else {
+                    *reinterpret_cast<uint32_t*>(smem + panel * kPanelQ + piece_offset(row, piece) +
+                                                 own.lane % 4 * 4) = round_pair<Element>(x, y);
+                }
             }
         }
     }
+    if (partials.num_splits > 1) return;
     __syncthreads();
     auto* o_ptr = static_cast<Element*>(tensors.o_ptr) + out.bidb * tensors.o_batch_stride +
                   out.bidh * tensors.o_head_stride + out.m_begin * tensors.o_row_stride;

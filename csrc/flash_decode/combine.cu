@@ -8,7 +8,8 @@
 //
 // A row has few bytes and many of them wait for memory, so all its loads should be on their way at
 // once: a warp sums up to 16 parts; with more, 16 warps a row take every 16th part each. Both add
-// the same terms in the same order, so a longer cache does not change a bit.
+// the same terms in the same order, so a longer cache does not change a bit. Rows of more than 256
+// columns are merged in pieces of 256.
 #include "common/dispatch.h"
 #include "common/launch.h"
 #include "common/mask.h"
@@ -23,7 +24,7 @@ namespace {
 
 constexpr int kGroups = 16;  // part i is summed with the parts of the same i % kGroups
 constexpr int kBatch = 4;    // loads of a lane at a time
-constexpr int kVectors = 2;  // of four columns of a lane: 256 in all
+constexpr int kVectors = kMergeCols / 128;  // of four columns of a lane
 
 // With programmatic dependent launch the kernel starts before the one that writes the parts ends.
 __device__ __forceinline__ void wait_for_parts() {
@@ -40,7 +41,10 @@ __global__ void __launch_bounds__(32 * kWarps)
     __shared__ Float4 shared[kWarpsPerRow][kVectors][32];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int64_t rows = problem.batch * problem.num_heads * problem.seqlen_q;
-    const int64_t row = kWarpsPerRow == 1 ? int64_t{blockIdx.x} * kWarps + warp : blockIdx.x;
+    const int num_col_blocks = ceil_div(static_cast<int>(problem.head_dim_v), kMergeCols);
+    const int first_col = static_cast<int>(blockIdx.x) % num_col_blocks * kMergeCols + 4 * lane;
+    const int64_t row_block = static_cast<int>(blockIdx.x) / num_col_blocks;
+    const int64_t row = kWarpsPerRow == 1 ? row_block * kWarps + warp : row_block;
     if (row >= rows) return;
     const int first = kWarpsPerRow == 1 ? 0 : warp;
     const int num_splits = partials.num_splits;
@@ -71,7 +75,7 @@ __global__ void __launch_bounds__(32 * kWarps)
             if (part_lse == -INFINITY) continue;
 #pragma unroll
             for (int v = 0; v < kVectors; ++v) {
-                const int col = 4 * (lane + 32 * v);
+                const int col = first_col + 128 * v;
                 if (col < problem.head_dim_v) {
                     part[b][v] =
                         *reinterpret_cast<const Float4*>(parts + split * partials.o_stride + col);
@@ -113,12 +117,12 @@ __global__ void __launch_bounds__(32 * kWarps)
     const float inverse = inverse_row_sum(row_sum);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-        const int col = 4 * (lane + 32 * v);
+        const int col = first_col + 128 * v;
 #pragma unroll
         for (int j = 0; j < 4; ++j) acc[v].x[j] *= inverse;
         store4(o_ptr + col, acc[v], static_cast<int>(problem.head_dim_v) - col, problem.aligned16);
     }
-    if (lane == 0 && tensors.lse_ptr != nullptr) {
+    if (first_col == 0 && tensors.lse_ptr != nullptr) {
         tensors.lse_ptr[row] = log_sum_exp(row_max, row_sum);
     }
 }
@@ -137,7 +141,8 @@ void launch_combine(const Problem& problem, const Tensors& tensors, const Partia
                     Stream stream) {
     const auto kernel = combine_kernel<T, kWarpsPerRow, kWarps>;
     const int64_t rows = problem.batch * problem.num_heads * problem.seqlen_q;
-    const int64_t grid = ceil_div<int64_t>(rows, kWarps / kWarpsPerRow);
+    const int64_t grid = ceil_div<int64_t>(rows, kWarps / kWarpsPerRow) *
+                         ceil_div<int64_t>(problem.head_dim_v, kMergeCols);
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;

@@ -41,7 +41,7 @@ int64_t blocks_per_split(const Problem& p, const TileConfig& tile) {
 // rows and 256 keys, 25 % for 64 rows and 512, served by L2 in part.
 int64_t chunk(const Problem& p, const DeviceInfo& device) {
     const TileConfig& tile = *find_tile(p);
-    return choose_chunk(blocks_per_split(p, tile), 2 * std::max(device.num_sms, 1),
+    return choose_chunk(blocks_per_split(p, tile), 2 * std::max(device.num_sms, 1), 8192,
                         tile.block_m == 16 ? kMinChunk : 2 * kMinChunk, kMaxChunk);
 }
 
@@ -73,14 +73,7 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
                std::to_string(tile->smem_bytes()) + " bytes of shared memory; a block has " +
                std::to_string(device.smem_per_block);
     }
-    constexpr int64_t kMaxGrid = std::numeric_limits<int>::max();
-    const int64_t blocks = blocks_per_split(p, *tile) * num_splits(p, device);
-    if (blocks > kMaxGrid || result_rows(p) > kMaxGrid ||
-        packed_rows(p) > kMaxGrid - tile->block_m) {
-        return "its grids would have " + std::to_string(blocks) + " blocks for the keys and " +
-               std::to_string(result_rows(p)) + " rows to merge; 2^31 - 1 is the limit";
-    }
-    return "";
+    return refuse_grid(p, blocks_per_split(p, *tile) * num_splits(p, device));
 }
 
 Tile tile(const Problem& p, const DeviceInfo& device) {

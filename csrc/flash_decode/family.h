@@ -31,7 +31,8 @@ void run_hdim128(const Plan&, const Problem&, const Tensors&, const Partials&, S
 void run_hdim192(const Plan&, const Problem&, const Tensors&, const Partials&, Stream);
 void run_hdim256(const Plan&, const Problem&, const Tensors&, const Partials&, Stream);
 
-// Merges the partial results into o and lse.
+// Merges the partial results into o and lse, so many columns of o in a block.
+constexpr int kMergeCols = 256;
 void run_combine(const Problem&, const Tensors&, const Partials&, Stream);
 
 }  // namespace fa101::flash_decode

@@ -11,21 +11,26 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
+#include <string>
 
 namespace fa101::flash_decode {
 
+// Keys a kernel is tuned for. Few queries come with a long cache, of which seqlen_k may only be the
+// capacity; many, with about as many keys.
+inline int64_t typical_seqlen_k(const Problem& p) { return p.seqlen_q > 256 ? p.seqlen_q : 8192; }
+
 // Keys of a split: from nothing that a longer cache or other company would change. So it is the
-// largest that, with 8192 keys, fills whole waves of the device's `slots` for blocks, or nearly; a
-// kernel has its reason for the smallest.
+// largest that, with as many keys as is typical, fills whole waves of the device's `slots` for
+// blocks, or nearly; a kernel has its reason for the smallest.
 //
 // It is a power of two, so that the number of splits, if more than one, tells it.
-inline int64_t choose_chunk(int64_t blocks_per_split, int64_t slots, int64_t smallest,
-                            int64_t largest) {
-    constexpr int64_t kTypicalSeqlen = 8192;
+inline int64_t choose_chunk(int64_t blocks_per_split, int64_t slots, int64_t typical_seqlen_k,
+                            int64_t smallest, int64_t largest) {
     int64_t best = largest;
     double best_fill = 0;
     for (int64_t chunk = largest; chunk >= smallest && best_fill < 0.9; chunk /= 2) {
-        const int64_t blocks = blocks_per_split * (kTypicalSeqlen / chunk);
+        const int64_t blocks = blocks_per_split * ceil_div(typical_seqlen_k, chunk);
         const int64_t waves = std::max<int64_t>(ceil_div(blocks, slots), 1);
         const double fill = static_cast<double>(blocks) / static_cast<double>(waves * slots);
         if (fill > best_fill) {
@@ -59,6 +64,17 @@ inline int64_t chunk_of(const Plan& plan, const Problem& p) {
 
 // Rows of the result, as lse counts them.
 inline int64_t result_rows(const Problem& p) { return p.batch * p.num_heads * p.seqlen_q; }
+
+// "" or why the grid of the parts, or that of their merge, is too large.
+inline std::string refuse_grid(const Problem& p, int64_t blocks) {
+    constexpr int64_t kMaxGrid = std::numeric_limits<int>::max();
+    const int64_t merges = result_rows(p) * ceil_div<int64_t>(p.head_dim_v, kMergeCols);
+    if (blocks <= kMaxGrid && merges <= kMaxGrid && p.seqlen_q * p.group_size() < kMaxGrid / 2) {
+        return "";
+    }
+    return "its grids would have " + std::to_string(blocks) + " blocks for the keys and " +
+           std::to_string(merges) + " rows to merge; 2^31 - 1 is the limit";
+}
 
 // The workspace: lse of all parts, then their O. Multiples of four floats, so that rows of O start
 // on 16-byte boundaries.

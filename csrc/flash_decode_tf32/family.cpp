@@ -60,14 +60,7 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
         return "its float32 tiles for head_dim " + widest + " need more than the " +
                std::to_string(device.smem_per_block) + " bytes of shared memory a block has";
     }
-    constexpr int64_t kMaxGrid = std::numeric_limits<int>::max();
-    const int64_t blocks = blocks_per_split(p, *tile) * num_splits(p, device);
-    const int64_t rows = flash_decode::result_rows(p);
-    if (blocks > kMaxGrid || rows > kMaxGrid || packed_rows(p) > kMaxGrid - tile->block_m) {
-        return "its grids would have " + std::to_string(blocks) + " blocks for the keys and " +
-               std::to_string(rows) + " rows to merge; 2^31 - 1 is the limit";
-    }
-    return "";
+    return flash_decode::refuse_grid(p, blocks_per_split(p, *tile) * num_splits(p, device));
 }
 
 Tile tile(const Problem& p, const DeviceInfo& device) {
@@ -79,7 +72,7 @@ Tile tile(const Problem& p, const DeviceInfo& device) {
 int num_splits(const Problem& p, const DeviceInfo& device) {
     const TileConfig& tile = *find_tile(p, device.smem_per_block);
     const int64_t chunk =
-        flash_decode::choose_chunk(blocks_per_split(p, tile), 2 * std::max(device.num_sms, 1),
+        flash_decode::choose_chunk(blocks_per_split(p, tile), 2 * std::max(device.num_sms, 1), 8192,
                                    tile.block_m == 16 ? kMinChunk : 2 * kMinChunk, kMaxChunk);
     return flash_decode::splits_of(p, chunk);
 }

@@ -81,7 +81,7 @@ TEST_CASE("auto takes the highest rung that fits") {
         odd.aligned16 = odd.tma = false;
         CHECK(picked(odd, device) == "fa2_cute");
         CHECK(picked(problem(cuda, DType::kFloat32, 64), device) == "fa2_cute");
-        CHECK(picked(problem(cuda, DType::kFloat32, 512), device) == "naive");
+        CHECK(picked(problem(cuda, DType::kFloat32, 512), device) == "fa2_cute");
     }
     CHECK(picked(problem(cuda, DType::kFloat16, 64), kT4) == "fa2_cute");
     CHECK(picked(problem(cuda, DType::kBFloat16, 64), kT4) == "fa2");
@@ -241,6 +241,44 @@ TEST_CASE("auto splits the keys where queries are few, head_dim where it is over
     }
 }
 
+TEST_CASE("split_d splits the keys where query tiles are few") {
+    for (DType dtype : {DType::kFloat16, DType::kFloat32}) {
+        for (int64_t head_dim : {257, 512, 1024}) {
+            Problem decode = problem(DeviceType::kCuda, dtype, head_dim, 8192);
+            decode.tma = decode.aligned16 = head_dim % 8 == 0;
+            decode.batch = 1, decode.seqlen_q = 1;
+            for (const DeviceInfo& device : {kA100, kRtx3090, kH200}) {
+                CAPTURE(device.name);
+                CAPTURE(head_dim);
+                const Plan chosen = plan(decode, device);
+                CHECK(std::string(chosen.kernel) == "fa2_cute");
+                CHECK(chosen.strategy == Strategy::kSplitD);
+                CHECK(chosen.num_splits >= 8);
+                CHECK(chosen.workspace_bytes >= 4 * 8 * chosen.num_splits * (1 + head_dim));
+                // The chunk is not a matter of the cache's capacity.
+                Problem longer = decode;
+                longer.seqlen_k *= 4;
+                CHECK(plan(longer, device).num_splits == 4 * chosen.num_splits);
+            }
+        }
+        const Problem many = problem(DeviceType::kCuda, dtype, 512);
+        CHECK(plan(many, kH200).num_splits == 1);
+        CHECK(plan(many, kH200).workspace_bytes == 0);
+    }
+    Problem few = problem(DeviceType::kCuda, DType::kFloat16, 512, 8192);
+    few.batch = 1, few.seqlen_q = 1;
+    CHECK(contains(plan(few, kH200).reason, "too few query tiles"));
+    CHECK(std::string(plan(few, kH200, "sm90").kernel) == "sm90");
+    few.seqlen_q = 256;  // 32 tiles of 64
+    CHECK(picked(few, kH200) == "sm90");
+    few.seqlen_q = 1, few.seqlen_k = 100;  // nothing to split
+    CHECK(picked(few, kH200) == "sm90");
+    // As many keys as queries, not as many as a cache may have.
+    Problem prefill = problem(DeviceType::kCuda, DType::kFloat32, 1024, 512);
+    prefill.batch = 1, prefill.num_heads = prefill.num_heads_kv = 4;
+    CHECK(plan(prefill, kH200).num_splits == 2);
+}
+
 TEST_CASE("every head_dim finds a tile in the shared memory of every GPU") {  // FA-042
     for (const DeviceInfo& device : {kT4, kRtx3090, kA100, kH200}) {
         for (int64_t head_dim : {64, 192, 256, 257, 320, 512, 768, 1024}) {
@@ -253,7 +291,7 @@ TEST_CASE("every head_dim finds a tile in the shared memory of every GPU") {  //
                     const Plan chosen = plan(p, device);
                     CHECK(chosen.tile.head_dim >= head_dim);
                     const bool on_tensor_cores =
-                        dtype == DType::kFloat16 && (device.arch >= 80 || head_dim <= 256);
+                        device.arch >= 80 || (dtype == DType::kFloat16 && head_dim <= 256);
                     if (on_tensor_cores && seqlen_q > 1) CHECK(chosen.kernel[0] != 'n');
                 }
             }

@@ -59,9 +59,9 @@ def answers(variant, dtype, head_dim):
     kernel = on(variant)["kernel"]
     head_dim = wider(variant, head_dim)
     if kernel in TENSOR_CORES:
-        if dtype not in HALF:
-            return kernel == "fa2_cute" and ":split_d" not in variant and head_dim <= 256
         limit = 1024 if ":split_d" in variant else 256
+        if dtype not in HALF and kernel != "fa2_cute":
+            return False
         return head_dim <= limit and (kernel != "sm90" or head_dim % 8 == 0)
     limits = {"naive": 1024, "fa1": 256, "fa2": 256}  # the CPU kernels have none
     return head_dim <= limits.get(kernel, head_dim)
