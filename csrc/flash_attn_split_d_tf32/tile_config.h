@@ -27,8 +27,8 @@ struct TileConfig {
         return 4 * (kNumWarps * (block_m * q_stride() + slots * slot_floats()) +
                     block_m * (weights_stride() + 1));
     }
-    // O of 16 queries leaves registers and shared memory for two, but at 1024.
-    constexpr int blocks_per_sm() const { return block_m == 16 && head_dim < 1024 ? 2 : 1; }
+    // O of 16 queries leaves registers and shared memory for two up to 512.
+    constexpr int blocks_per_sm() const { return block_m == 16 && head_dim <= 512 ? 2 : 1; }
 };
 
 // Of a head_dim, the most queries first; the planner takes the first that fits into shared memory
@@ -43,6 +43,7 @@ constexpr TileConfig kTiles[] = {
     { 512, 16, 32, 3},   //  89 KB
     { 768, 32, 48, 3},   // 181 KB: O of 64 queries would take 192 registers
     { 768, 32, 48, 2},   // 155 KB
+    { 768, 16, 48, 4},   // 155 KB
     { 768, 16, 32, 2},   //  87 KB
     {1024, 32, 64, 2},   // 203 KB
     {1024, 16, 64, 4},   // 203 KB
