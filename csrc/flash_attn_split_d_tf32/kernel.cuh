@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(32 * kNumWarps, kTiles[kTileIndex].blocks_per_
                 const int64_t query = at.m_begin + row, column = n_begin + key + k;
                 if (!sees(k)) continue;
                 if (problem.has_bias) {
-                    x[k] += kLog2e * *static_cast<const float*>(arrays.bias_at(query, column));
+                    x[k] += base2_bias(*static_cast<const float*>(arrays.bias_at(query, column)));
                 }
                 if (arrays.hides(query, column)) x[k] = -INFINITY;
             }

@@ -261,8 +261,8 @@ __global__ void __launch_bounds__(32 * kTiles[kTileIndex].num_warps, 2)
             if (problem.has_bias) {
                 for_logits([&](float& x, const Extras& extra, int key, bool sees) {
                     if (!sees) return;
-                    x +=
-                        kLog2e * *static_cast<const float*>(extra.arrays.bias_at(extra.query, key));
+                    x += base2_bias(
+                        *static_cast<const float*>(extra.arrays.bias_at(extra.query, key)));
                 });
             }
             if (is_partial) {
