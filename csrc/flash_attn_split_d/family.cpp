@@ -87,7 +87,7 @@ int num_splits(const Problem& p, const DeviceInfo& device) {
     const TileConfig& tile = *find_tile(p, device, device.smem_per_block);
     return flash_decode::splits_of(
         p, flash_decode::choose_chunk(num_blocks(p, tile), std::max(device.num_sms, 1),
-                                      flash_decode::typical_seqlen_k(p), kMinChunk, kMaxChunk));
+                                      flash_decode::typical_seqlen_k(p), kMinChunk));
 }
 
 int64_t workspace(const Plan& plan, const Problem& p) {

@@ -64,6 +64,5 @@ constexpr TileConfig kTiles[] = {
 // Keys of a split. A row's part of O is 8 bytes a column, written and read, K and V are 4 bytes a
 // column and key: for 32 rows and 256 keys 25 %, served by L2 in part.
 constexpr int kMinChunk = 256;
-constexpr int kMaxChunk = 8192;
 
 }  // namespace fa101::split_d

@@ -80,7 +80,7 @@ int num_splits(const Problem& p, const DeviceInfo& device) {
     const int64_t slots = tile.blocks_per_sm() * std::max(device.num_sms, 1);
     return flash_decode::splits_of(
         p, flash_decode::choose_chunk(blocks_per_split(p, tile), slots,
-                                      flash_decode::typical_seqlen_k(p), kMinChunk, kMaxChunk));
+                                      flash_decode::typical_seqlen_k(p), kMinChunk));
 }
 
 void run(const Plan& plan, const Problem& problem, const Tensors& tensors, const Partials& partials,

@@ -57,6 +57,5 @@ constexpr int kMaxHeadDim = 1024;
 // A row's part of O is 8 bytes a column, written and read, K and V are 8 bytes a column and key:
 // for 32 rows and 256 keys 12 %, served by L2 in part.
 constexpr int kMinChunk = 256;
-constexpr int kMaxChunk = 8192;
 
 }  // namespace fa101::split_d_tf32

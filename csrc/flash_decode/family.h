@@ -2,6 +2,7 @@
 // share on the host.
 #pragma once
 
+#include "flash_decode/key_splits.h"
 #include "kernel_family.h"
 
 #include <cstdint>
@@ -18,7 +19,7 @@ void launch(const Plan&, const Problem&, const Tensors&, void* workspace, Stream
 // seqlen_q), and split. With one split there are none.
 struct Partials {
     int num_splits = 1;
-    int chunk = 0;         // keys of a split; the last one has what is left
+    KeySplits keys;
     float* lse = nullptr;  // (rows, num_splits), to base 2
     float* o = nullptr;    // (rows, num_splits, o_stride), divided by l; unset where lse is -inf
     int64_t o_stride = 0;  // head_dim_v rounded up to whole vectors of four

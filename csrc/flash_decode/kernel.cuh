@@ -89,7 +89,8 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
     };
 
     // ---- Which rows and which keys ----
-    // Tiles of rows are neighbours, so that their common keys come from L2.
+    // Tiles of rows are neighbours, so that their common keys come from L2. The last splits, which
+    // have the most keys, start first, and the short ones fill the end.
     const int seqlen_q = static_cast<int>(problem.seqlen_q);
     const int num_heads_kv = static_cast<int>(problem.num_heads_kv);
     const int group_size = static_cast<int>(problem.num_heads) / num_heads_kv;
@@ -99,9 +100,11 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
     };
     const auto tile_index = [&](int block) -> TileIndex {
         const int num_m_blocks = ceil_div(num_rows, kBlockM);
-        const int batch_head_split = block / num_m_blocks;
-        const int batch_head = batch_head_split / partials.num_splits;
-        return {block % num_m_blocks * kBlockM, batch_head_split % partials.num_splits,
+        const int num_batch_heads = static_cast<int>(problem.batch) * num_heads_kv;
+        const int split_batch_head = block / num_m_blocks;
+        const int batch_head = split_batch_head % num_batch_heads;
+        return {block % num_m_blocks * kBlockM,
+                partials.num_splits - 1 - split_batch_head / num_batch_heads,
                 batch_head % num_heads_kv, batch_head / num_heads_kv};
     };
     const auto query_of = [&](int row) { return row / group_size; };
@@ -117,9 +120,8 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
     const Mask mask = mask_of(problem, tensors, bidb);
     const int first_query = query_of(m_begin);
     const int last_query = query_of(min(m_begin + kBlockM, num_rows) - 1);
-    const int chunk_begin = split * partials.chunk;
-    const int chunk_end =
-        chunk_begin + min(partials.chunk, static_cast<int>(problem.seqlen_k) - chunk_begin);
+    const int chunk_begin = static_cast<int>(partials.keys.begin(split));
+    const int chunk_end = static_cast<int>(min(partials.keys.begin(split + 1), problem.seqlen_k));
     const int n_begin = max(mask.key_begin(first_query), chunk_begin);
     const int n_end = min(mask.key_end(last_query), chunk_end);
     // Keys that all rows see.

@@ -7,6 +7,7 @@
 
 #include "common/mask.h"
 #include "flash_decode/family.h"
+#include "flash_decode/key_splits.h"
 #include "flash_decode/tile_config.h"
 
 #include <algorithm>
@@ -20,16 +21,16 @@ namespace fa101::flash_decode {
 // capacity; many, with about as many keys.
 inline int64_t typical_seqlen_k(const Problem& p) { return p.seqlen_q > 256 ? p.seqlen_q : 8192; }
 
-// Keys of a split: from nothing that a longer cache or other company would change. So it is the
-// largest that, with as many keys as is typical, fills whole waves of the device's `slots` for
-// blocks, or nearly; a kernel has its reason for the smallest.
+// Keys of the first splits: from nothing that a longer cache or other company would change. So it
+// is the largest that, with as many keys as is typical, fills whole waves of the device's `slots`
+// for blocks, or nearly; a kernel has its reason for the smallest.
 //
 // It is a power of two, so that the number of splits, if more than one, tells it.
 inline int64_t choose_chunk(int64_t blocks_per_split, int64_t slots, int64_t typical_seqlen_k,
-                            int64_t smallest, int64_t largest) {
-    int64_t best = largest;
+                            int64_t smallest) {
+    int64_t best = kMaxChunk;
     double best_fill = 0;
-    for (int64_t chunk = largest; chunk >= smallest && best_fill < 0.9; chunk /= 2) {
+    for (int64_t chunk = kMaxChunk; chunk >= smallest && best_fill < 0.9; chunk /= 2) {
         const int64_t blocks = blocks_per_split * ceil_div(typical_seqlen_k, chunk);
         const int64_t waves = std::max<int64_t>(ceil_div(blocks, slots), 1);
         const double fill = static_cast<double>(blocks) / static_cast<double>(waves * slots);
@@ -41,25 +42,25 @@ inline int64_t choose_chunk(int64_t blocks_per_split, int64_t slots, int64_t typ
     return best;
 }
 
-// The same where the caller says how many splits: the keys there may be in as many pieces, each of
-// whole steps of every tile.
-inline int64_t forced_chunk(const Problem& p) {
+// With a number of splits that the caller gives: the keys there may be in as many equal pieces,
+// each of whole steps of every tile.
+inline KeySplits forced_splits(const Problem& p) {
     const int64_t steps = ceil_div<int64_t>(ceil_div(p.seqlen_k, p.num_splits), kChunkStep);
-    return std::max<int64_t>(steps, 1) * kChunkStep;
+    return {static_cast<int>(std::max<int64_t>(steps, 1) * kChunkStep), 0};
 }
 
 // `chunk` is the family's choice.
 inline int splits_of(const Problem& p, int64_t chunk) {
-    if (p.num_splits > 0) chunk = forced_chunk(p);
-    return static_cast<int>(std::max<int64_t>(ceil_div(p.seqlen_k, chunk), 1));
+    if (p.num_splits > 0) return forced_splits(p).count(p.seqlen_k);
+    return KeySplits::growing(static_cast<int>(chunk)).count(p.seqlen_k);
 }
 
-inline int64_t chunk_of(const Plan& plan, const Problem& p) {
-    if (plan.num_splits == 1) return p.seqlen_k;
-    if (p.num_splits > 0) return forced_chunk(p);
-    int64_t chunk = 1;
-    while (ceil_div(p.seqlen_k, chunk) > plan.num_splits) chunk *= 2;
-    return chunk;
+inline KeySplits key_splits(const Plan& plan, const Problem& p) {
+    if (plan.num_splits == 1) return {static_cast<int>(p.seqlen_k), 0};
+    if (p.num_splits > 0) return forced_splits(p);
+    int chunk = kChunkStep;
+    while (splits_of(p, chunk) > plan.num_splits) chunk *= 2;
+    return KeySplits::growing(chunk);
 }
 
 // Rows of the result, as lse counts them.
@@ -92,7 +93,7 @@ inline int64_t partials_bytes(const Plan& plan, const Problem& p) {
 inline Partials make_partials(const Plan& plan, const Problem& p, void* workspace) {
     Partials partials;
     partials.num_splits = plan.num_splits;
-    partials.chunk = static_cast<int>(chunk_of(plan, p));
+    partials.keys = key_splits(plan, p);
     partials.o_stride = o_stride(p);
     if (plan.num_splits > 1) {
         partials.lse = static_cast<float*>(workspace);

@@ -50,8 +50,7 @@ constexpr TileConfig kTiles[] = {
 
 // Keys of a split: whole steps of every tile; more where nobody asks for a number of splits.
 constexpr int kChunkStep = 128;
-constexpr int kMinChunk = 512;
-constexpr int kMaxChunk = 8192;
+constexpr int kMinChunk = 256;
 static_assert(kMinChunk % kChunkStep == 0, "every chunk is whole steps");
 
 }  // namespace fa101::flash_decode

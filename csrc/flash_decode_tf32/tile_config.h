@@ -44,6 +44,5 @@ constexpr TileConfig kTiles[] = {
 
 // Half the keys of a 16-bit split, which are as many bytes.
 constexpr int kMinChunk = 256;
-constexpr int kMaxChunk = 8192;
 
 }  // namespace fa101::decode_tf32

@@ -13,6 +13,7 @@
 #include <utility>
 
 using namespace fa101;
+using flash_decode::KeySplits;
 
 namespace {
 
@@ -41,6 +42,32 @@ int num_splits(const Problem& p) { return flash_decode::num_splits(p, h200()); }
 
 }  // namespace
 
+TEST_CASE("splits begin where the one before ends, and grow") {
+    const KeySplits keys = KeySplits::growing(512);
+    const std::pair<int, int64_t> begins[] = {{0, 0},       {1, 512},     {32, 16384}, {33, 17408},
+                                              {48, 32768},  {49, 34816},  {64, 65536}, {65, 69632},
+                                              {80, 131072}, {81, 139264}, {96, 262144}};
+    for (const auto& [split, key] : begins) {
+        CAPTURE(split);
+        CHECK(keys.begin(split) == key);
+        CHECK(keys.count(key) == std::max(split, 1));
+        CHECK(keys.count(key + 1) == split + 1);
+    }
+    for (int chunk = 128; chunk <= flash_decode::kMaxChunk; chunk *= 2) {
+        CAPTURE(chunk);
+        const KeySplits splits = KeySplits::growing(chunk);
+        for (int split = 0; split < 500; ++split) {
+            const int64_t size = splits.begin(split + 1) - splits.begin(split);
+            CHECK(size >= chunk);
+            CHECK(size <= flash_decode::kMaxChunk);
+            CHECK(size % chunk == 0);
+            CHECK(8 * size <= std::max<int64_t>(splits.begin(split), 8 * chunk));
+        }
+        // Equal ones where the caller gives their number.
+        CHECK(KeySplits{chunk, 0}.begin(100) == 100 * chunk);
+    }
+}
+
 TEST_CASE("the keys of a split do not depend on how many keys there are") {
     for (DType dtype : {DType::kBFloat16, DType::kFloat32}) {
         for (const auto& [batch, num_heads_kv] : {std::pair{1, 8}, {3, 8}, {16, 32}, {64, 8}}) {
@@ -57,20 +84,21 @@ TEST_CASE("the keys of a split do not depend on how many keys there are") {
             for (int64_t seqlen_k : {0, 1, 255, 256, 257, 4096, 8192, 8193, 100000, 1 << 20}) {
                 CAPTURE(seqlen_k);
                 Problem p = problem(seqlen_k);
-                const int64_t splits = std::max<int64_t>(ceil_div(seqlen_k, chunk), 1);
+                const KeySplits keys = KeySplits::growing(static_cast<int>(chunk));
+                const int splits = keys.count(seqlen_k);
                 CHECK(num_splits(p) == splits);
                 p.has_seqlens_k = true;
                 CHECK(num_splits(p) == splits);
                 Plan plan;
-                plan.num_splits = static_cast<int>(splits);
-                if (splits > 1) CHECK(flash_decode::chunk_of(plan, p) == chunk);
+                plan.num_splits = splits;
+                if (splits > 1) CHECK(flash_decode::key_splits(plan, p).chunk == chunk);
             }
         }
     }
 }
 
 TEST_CASE("a small batch fills the GPU, a large one has nothing to merge") {
-    CHECK(num_splits(decode(1, 32, 8, 8192)) == 16);  // 128 blocks for 132 multiprocessors
+    CHECK(num_splits(decode(1, 32, 8, 8192)) == 32);  // 256 blocks, two a multiprocessor
     CHECK(num_splits(decode(8, 32, 8, 8192)) == 4);
     CHECK(num_splits(decode(64, 32, 8, 8192)) == 1);
     CHECK(num_splits(decode(16, 32, 32, 4096)) == 1);
@@ -106,8 +134,8 @@ TEST_CASE("every tile fits into the shared memory of the smallest GPU") {
 TEST_CASE("the workspace holds lse and O of every split") {
     const Problem p = decode(1, 32, 8, 8192 + 1, 127);
     const Plan plan = fa101::plan(p, h200(), "fa2_cute", "split_kv");
-    CHECK(plan.num_splits == 17);
-    CHECK(plan.workspace_bytes == 4 * (32 * 17 + 32 * 17 * 128));
+    CHECK(plan.num_splits == 33);
+    CHECK(plan.workspace_bytes == 4 * (32 * 33 + 32 * 33 * 128));
     CHECK(fa101::plan(decode(64, 32, 8, 8192), h200(), "fa2_cute", "split_kv").workspace_bytes ==
           0);
 }
