@@ -369,7 +369,7 @@ Params make_params(const TensorView& q, const TensorView& k, const TensorView& v
     require_same("batch", "out", ao.batch, "q", aq.batch);
     require_same("heads", "out", ao.heads, "q", aq.heads);
     require_same("seqlen", "out", ao.rows, "q", aq.rows);
-    require_same("head_dim", "out", ao.dim, "v", av.dim);
+    require_same("head_dim", "out", ao.dim, v_name, av.dim);
     require_output(o, "out");
 
     Params params;

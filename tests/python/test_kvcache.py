@@ -1,0 +1,778 @@
+"""flash_attention_with_kvcache: lengths, pages, append, rotary, splits; on the CPU and on a GPU."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import fa101
+from fa101 import flash_attention_with_kvcache
+from fa101.testing import assert_attention, to_float64
+from helpers import DEVICES, DTYPES, HALF, bits, poisoned_memory
+
+# On a GPU pages are for 16-bit dtypes.
+PLACES = [
+    pytest.param(
+        device, dtype, id=f"{device}-{dtype}", marks=pytest.mark.gpu if device == "cuda" else ()
+    )
+    for device in ("cpu", "cuda")
+    for dtype in DTYPES
+    if device == "cpu" or dtype in HALF
+]
+
+
+def int32(values, device):
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
+def in_layout(x, layout):
+    """x (batch, seqlen, heads, head_dim) as `layout` has it."""
+    return x if layout == "bshd" else x.transpose(1, 2).contiguous()
+
+
+class Cache:
+    """Keys and values of `lengths`, and room for `capacity`; whatever is not theirs is NaN.
+
+    k and v are (batch, capacity, heads_kv, head_dim), as if in one piece. With a page_size
+    k_cache and v_cache are pages in no order, every third of them nobody's, and the table has
+    nonsense past the page of the last of the keys and of the `new` ones that calls append.
+    """
+
+    def __init__(
+        self,
+        lengths,
+        capacity,
+        *,
+        heads_kv=2,
+        head_dim=32,
+        head_dim_v=None,
+        page_size=None,
+        layout="bshd",
+        dtype=torch.float32,
+        device="cpu",
+        seed=0,
+        new=0,
+    ):
+        generator = torch.Generator().manual_seed(seed)
+        batch = len(lengths)
+        self.lengths, self.capacity, self.new = list(lengths), capacity, new
+        self.layout, self.page_size, self.device = layout, page_size, device
+        self.seqlens_k = int32(lengths, device)
+
+        def make(seqlen, d):
+            x = torch.randn(batch, seqlen, heads_kv, d, generator=generator)
+            return x.to(device, dtype)
+
+        head_dim_v = head_dim if head_dim_v is None else head_dim_v
+        self.k, self.v = make(capacity, head_dim), make(capacity, head_dim_v)
+        self.k_new, self.v_new = make(new, head_dim), make(new, head_dim_v)
+        for b, n in enumerate(lengths):
+            self.k[b, n:], self.v[b, n:] = math.nan, math.nan
+        if page_size is None:
+            self.page_table = None
+            self.k_cache, self.v_cache = (in_layout(x.clone(), layout) for x in (self.k, self.v))
+            return
+        max_pages = capacity // page_size
+        pages = torch.randperm(batch * max_pages * 3 // 2 + 1, generator=generator)
+        table = pages[: batch * max_pages].view(batch, max_pages)
+        pools = []
+        for x in (self.k, self.v):
+            pool = x.new_full((len(pages), page_size, *x.shape[2:]), math.nan)
+            pool[table.flatten().to(device)] = x.view(-1, page_size, *x.shape[2:])
+            pools.append(in_layout(pool, layout))
+        self.k_cache, self.v_cache = pools
+        for b, n in enumerate(lengths):
+            table[b, -(-min(n + new, capacity) // page_size) :] = -(10**9)
+        self.page_table = int32(table.tolist(), device)
+
+    def total(self):
+        """The lengths with the new keys."""
+        return int32([min(n + self.new, self.capacity) for n in self.lengths], self.device)
+
+    def complete(self):
+        """k and v with the new keys where they belong."""
+        k, v = self.k.clone(), self.v.clone()
+        for b, n in enumerate(self.lengths):
+            room = min(self.new, self.capacity - n)
+            k[b, n : n + room], v[b, n : n + room] = self.k_new[b, :room], self.v_new[b, :room]
+        return k, v
+
+    def call(self, q, **options):
+        new = {}
+        if self.new:
+            new = {name: in_layout(x, self.layout) for name, x in self.new_keys().items()}
+        with poisoned_memory():
+            return flash_attention_with_kvcache(
+                in_layout(q, self.layout),
+                self.k_cache,
+                self.v_cache,
+                **{"seqlens_k": self.seqlens_k, "page_table": self.page_table} | new | options,
+                layout=self.layout,
+            )
+
+    def new_keys(self):
+        return {"k": self.k_new, "v": self.v_new}
+
+    def contents(self):
+        """k_cache and v_cache as k and v are."""
+        caches = [x if self.layout == "bshd" else x.transpose(1, 2) for x in self.caches()]
+        if self.page_size is None:
+            return caches
+        table = self.page_table.clamp(min=0).long()
+        return [x[table].flatten(1, 2) for x in caches]
+
+    def caches(self):
+        return self.k_cache, self.v_cache
+
+    def check(self, q, *, causal=True, align="bottom_right", **options):
+        """Calls with these options, and compares with attention over the keys there are."""
+        out, lse = self.call(q, causal=causal, align=align, return_lse=True, **options)
+        k, v = self.complete()
+        options.pop("num_splits", None)
+        assert_attention(
+            out if self.layout == "bshd" else out.transpose(1, 2),
+            q,
+            k,
+            v,
+            lse=lse,
+            seqlens_k=self.total(),
+            causal=causal,
+            align=align,
+            layout="bshd",
+            **options,
+        )
+        for b, n in enumerate(self.total().tolist()):
+            for got, want in zip(self.contents(), (k, v), strict=True):
+                assert torch.equal(got[b, :n], want[b, :n])
+        return out, lse
+
+
+def queries(cache, seqlen_q, *, group=2, seed=1):
+    batch, _, heads_kv, head_dim = cache.k.shape
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(batch, seqlen_q, heads_kv * group, head_dim, generator=generator)
+    return q.to(cache.k)
+
+
+@st.composite
+def problems(draw, device, dtype):
+    page_size = draw(st.sampled_from([None, 16, 16, 32, 64, 256]))
+    pages = draw(st.integers(1, 6))
+    capacity = draw(st.integers(1, 300)) if page_size is None else pages * page_size
+    if device == "cuda" and draw(st.booleans()):
+        capacity += 1536  # several splits
+    batch = draw(st.integers(1, 4))
+    new = draw(st.sampled_from([0, 0, 1, 2, min(17, capacity)]))
+    new = min(new, capacity)
+    length = st.one_of(
+        st.integers(0, capacity - new),
+        st.sampled_from([0, capacity - new, (capacity - new) // 16 * 16]),
+    )
+    cache = Cache(
+        draw(st.lists(length, min_size=batch, max_size=batch)),
+        capacity,
+        heads_kv=draw(st.integers(1, 2)),
+        head_dim=draw(st.sampled_from([8, 24, 33, 64, 96, 128, 192, 256])),
+        head_dim_v=draw(st.sampled_from([None, None, 16, 40])),
+        page_size=page_size,
+        layout=draw(st.sampled_from(["bshd", "bhsd"])),
+        dtype=dtype,
+        device=device,
+        seed=draw(st.integers(0, 2**31)),
+        new=new,
+    )
+    seqlen_q = draw(st.sampled_from([1, 1, 1, 2, 5, 16, 64]))
+    q = queries(cache, seqlen_q, group=draw(st.sampled_from([1, 2, 4, 7, 8])))
+    options = {
+        "causal": draw(st.booleans()),
+        "align": draw(st.sampled_from(["bottom_right", "bottom_right", "top_left"])),
+        "softcap": draw(st.sampled_from([0.0, 0.0, 20.0])),
+        "softmax_scale": draw(st.sampled_from([None, None, 0.3])),
+    }
+    side = st.one_of(st.none(), st.integers(0, 100))
+    if draw(st.booleans()):
+        options["window"] = (draw(side), draw(side))
+    if device == "cuda":
+        options["num_splits"] = draw(st.sampled_from(["auto", "auto", 1, 3, 16]))
+    return cache, q, options
+
+
+@pytest.mark.parametrize(("device", "dtype"), PLACES)
+def test_any_cache(device, dtype):
+    """Lengths, pages, groups, windows, layouts, new keys: against float64; NaN wherever it may."""
+
+    @settings(
+        max_examples=60,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+    )
+    @given(problems(device, dtype))
+    def check(problem):
+        cache, q, options = problem
+        cache.check(q, **options)
+
+    check()
+
+
+@pytest.mark.parametrize("head_dim", [16, 300])
+@pytest.mark.parametrize("device", DEVICES)
+def test_whole_caches_on_every_kernel(device, head_dim):
+    """In one piece whatever flash_attention has will do: float32, and head_dim over 256."""
+    for dtype in (torch.float32, torch.float16):
+        cache = Cache([0, 5, 60], 64, head_dim=head_dim, dtype=dtype, device=device, new=4)
+        cache.check(queries(cache, 4))
+
+
+# ---- the same bits -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("device", "dtype"), PLACES)
+@pytest.mark.parametrize("page_size", [16, 64, 512])
+def test_pages_or_one_piece(page_size, device, dtype):
+    for seqlen_q in (1, 3, 16):
+        options = {"dtype": dtype, "device": device, "head_dim": 64, "seed": seqlen_q}
+        lengths = [1, 1536, 1100]
+        whole = Cache(lengths, 1536, **options)
+        paged = Cache(lengths, 1536, page_size=page_size, **options)
+        q = queries(whole, seqlen_q, group=4)
+        for x, y in zip(
+            whole.call(q, return_lse=True), paged.call(q, return_lse=True), strict=True
+        ):
+            assert torch.equal(bits(x), bits(y))
+
+
+@pytest.mark.parametrize(("device", "dtype"), PLACES)
+def test_append_then_attend(device, dtype):
+    """As attention over a cache that holds the new keys already."""
+    for page_size in (None, 16):
+        for new in (1, 5, 30):
+            options = {"head_dim": 64, "dtype": dtype, "device": device, "page_size": page_size}
+            cache = Cache([0, 600, 1000], 1040, new=new, **options)
+            q = queries(cache, new)
+            out, lse = cache.call(q, return_lse=True)
+            k, v = cache.complete()
+            again, again_lse = flash_attention_with_kvcache(
+                q, k, v, seqlens_k=cache.total(), return_lse=True
+            )
+            assert torch.equal(bits(out), bits(again))
+            assert torch.equal(bits(lse), bits(again_lse))
+
+
+@pytest.mark.parametrize(("device", "dtype"), PLACES)
+@pytest.mark.parametrize("page_size", [None, 32])
+def test_same_bits_in_any_company(page_size, device, dtype):
+    """Neither the capacity nor the other sequences change a result."""
+    big = Cache([1500, 4096, 1, 700], 4096, head_dim=128, dtype=dtype, device=device)
+    q = queries(big, 1, group=4)
+    out, lse = big.call(q, return_lse=True)
+    for capacity, lengths in [(1504, [1500, 3, 0, 9]), (2048, [1500] * 4), (4096, [1500, 1, 2, 3])]:
+        other = Cache(
+            lengths, capacity, head_dim=128, page_size=page_size, dtype=dtype, device=device
+        )
+        for pool, x in zip(other.caches(), (big.k, big.v), strict=True):
+            if page_size is None:
+                pool[0, :1500] = x[0, :1500]
+            else:
+                for i in range(-(-1500 // page_size)):
+                    rows = x[0, i * page_size : min((i + 1) * page_size, 1500)]
+                    pool[other.page_table[0, i].item(), : len(rows)] = rows
+        again, again_lse = other.call(q, return_lse=True)
+        assert torch.equal(again[0], out[0])
+        assert torch.equal(again_lse[0], lse[0])
+
+
+# ---- lengths -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("device", "dtype"), PLACES)
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_unused_slots(page_size, device, dtype):
+    """FA-009: what lies behind the keys has no effect, whatever it is."""
+    for seqlen_q in (1, 4):
+        results = []
+        for tail in (0.0, math.nan, math.inf):
+            cache = Cache([1, 32, 96, 128], 128, heads_kv=8, head_dim=64, page_size=page_size,
+                          dtype=dtype, device=device)  # fmt: skip
+            for x in cache.caches():
+                x.masked_fill_(x.isnan(), tail)
+            results.append(cache.call(queries(cache, seqlen_q, group=1), return_lse=True))
+        for out, lse in results[1:]:
+            assert torch.equal(out, results[0][0])
+            assert torch.equal(lse, results[0][1])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_lengths_from_the_host(device):
+    """An int, a list, a tuple; none: all of it."""
+    cache = Cache([7, 7], 20, device=device)
+    q = queries(cache, 2)
+    expected = cache.call(q)
+    for lengths in (7, [7, 7], (7, np.int32(7))):
+        assert torch.equal(cache.call(q, seqlens_k=lengths), expected)
+    full = Cache([20, 20], 20, device=device)
+    assert torch.equal(full.call(q, seqlens_k=None), full.call(q))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_static_cache(device):
+    """FA-076: ten keys of a cache of 64."""
+    cache = Cache([10], 64, device=device)
+    q = queries(cache, 1)
+    part = [x[:, :10].transpose(1, 2) for x in (cache.k, cache.v)]
+    expected = fa101.flash_attention(q.transpose(1, 2), *part).transpose(1, 2)
+    for causal in (False, True):
+        torch.testing.assert_close(cache.call(q, causal=causal), expected, rtol=1e-6, atol=1e-6)
+    # Three new tokens behind seven keys: token i sees 7 + i + 1 of them.
+    cache = Cache([7], 64, device=device, new=3)
+    q = queries(cache, 3)
+    out = cache.call(q)
+    k, v = (x.transpose(1, 2) for x in cache.complete())
+    for i in range(3):
+        seen = [x[:, :, : 7 + i + 1] for x in (k, v)]
+        one = fa101.flash_attention(q[:, i : i + 1].transpose(1, 2), *seen).transpose(1, 2)
+        torch.testing.assert_close(out[:, i : i + 1], one, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("device", "dtype"), PLACES)
+def test_chunked_prefill(device, dtype):
+    """FA-076: a prompt in any chunks is the prompt at once."""
+    for page_size in (None, 16):
+        whole = Cache([0, 0], 96, new=80, page_size=page_size, dtype=dtype, device=device)
+        q = queries(whole, 80)
+        k, v = whole.complete()
+        for chunks in ([80], [1, 79], [16, 16, 48], [33, 30, 17]):
+            cache = Cache([0, 0], 96, new=80, page_size=page_size, dtype=dtype, device=device)
+            outs, begin = [], 0
+            for n in chunks:
+                here = slice(begin, begin + n)
+                cache.k_new, cache.v_new = whole.k_new[:, here], whole.v_new[:, here]
+                outs.append(cache.call(q[:, here]))
+                cache.seqlens_k += n
+                begin += n
+            lengths = int32([80, 80], device)
+            options = {"causal": True, "align": "bottom_right", "layout": "bshd"}
+            assert_attention(torch.cat(outs, 1), q, k[:, :80], v[:, :80], **options)
+            assert cache.seqlens_k.equal(lengths)
+
+
+# ---- append --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_canaries(page_size, device):
+    """FA-030: on the device lengths are cut to what there is room for; nothing else is written."""
+    dtype = torch.float16
+    shape = (2, 16, 2, 32) if page_size is None else (3, 16, 2, 32)
+    table = None if page_size is None else int32([[1], [2]], device)
+    for lengths in ([16, 16], [15, -3], [100, 2**31 - 1], [-(2**31), 14]):
+        memory = torch.full((2, 4096), 7.0, dtype=dtype, device=device)
+        k_cache, v_cache = (
+            row[512 : 512 + math.prod(shape)].view(shape).fill_(0.0) for row in memory
+        )
+        k, v = (torch.full((2, 2, 2, 32), x, dtype=dtype, device=device) for x in (1.0, 2.0))
+        q = torch.randn(2, 2, 4, 32).to(k)
+        options = {"k": k, "v": v, "page_table": table}
+        if device == "cpu":  # where lengths can be seen they are checked
+            with pytest.raises(ValueError, match="seqlens_k has .*capacity is 16"):
+                flash_attention_with_kvcache(
+                    q, k_cache, v_cache, seqlens_k=int32(lengths, device), **options
+                )
+            assert (k_cache == 0).all()
+        else:
+            flash_attention_with_kvcache(
+                q, k_cache, v_cache, seqlens_k=int32(lengths, device), **options
+            )
+            for pool, value in ((k_cache, 1.0), (v_cache, 2.0)):
+                pool = pool if page_size is None else pool[1:]
+                for b, n in enumerate(min(max(n, 0), 16) for n in lengths):
+                    expected = torch.zeros_like(pool[b])
+                    expected[n : n + 2] = value
+                    assert torch.equal(pool[b], expected)
+        assert (memory[:, :512] == 7).all()
+        assert (memory[:, 512 + math.prod(shape) :] == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "words"),
+    [
+        (16, "seqlens_k has 16; it must be from 0 to 15: the cache's capacity is 16 keys"),
+        ([3, 16], "seqlens_k has 16; it must be from 0 to 15"),
+        ([-1, 3], "seqlens_k has -1; it must be from 0 to 15"),
+        (2**40, f"seqlens_k has {2**40}"),
+    ],
+)
+@pytest.mark.parametrize("device", DEVICES)
+def test_lengths_beyond_the_capacity(device, lengths, words):
+    """FA-030: values on the host are checked."""
+    cache = Cache([0, 0], 16, new=1, device=device)
+    before = cache.k_cache.clone()
+    with pytest.raises(ValueError, match=words):
+        cache.call(queries(cache, 1), seqlens_k=lengths)
+    assert torch.equal(bits(cache.k_cache), bits(before))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_pages_that_are_none(device):
+    """Neither read nor written outside of the cache, whatever the table says."""
+    cache = Cache([20, 3], 64, page_size=16, dtype=torch.float16, new=2, device=device)
+    q = queries(cache, 2)
+    cache.page_table.fill_(10**9)
+    before = [x.clone() for x in cache.caches()]
+    cache.call(q)
+    cache.page_table.fill_(-(2**31))
+    cache.call(q)
+    for x, y in zip(cache.caches(), before, strict=True):
+        assert torch.equal(bits(x), bits(y))
+
+
+# ---- rotary --------------------------------------------------------------------------------------
+
+
+def rotated(x, positions, cos, sin, interleaved):
+    """x (batch, seqlen, heads, head_dim), rotated for positions (batch, seqlen), in float64."""
+    x, cos, sin = (torch.from_numpy(to_float64(y)).clone() for y in (x, cos, sin))
+    half = cos.shape[1]
+    cos, sin = cos[positions][:, :, None], sin[positions][:, :, None]
+    pairs = (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
+    if not interleaved:
+        pairs = (slice(0, half), slice(half, 2 * half))
+    first, second = x[..., pairs[0]].clone(), x[..., pairs[1]].clone()
+    x[..., pairs[0]] = first * cos - second * sin
+    x[..., pairs[1]] = second * cos + first * sin
+    return x
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("page_size", [None, 32])
+@pytest.mark.parametrize(("device", "dtype"), PLACES)
+def test_rotary(device, dtype, page_size, interleaved):
+    """The new keys and the queries, by the formula; all of head_dim and half of it."""
+    for rotary_dim, layout, angles in [(64, "bshd", torch.float32), (32, "bhsd", dtype)]:
+        for causal in (True, False):
+            lengths = [0, 31, 93]
+            cache = Cache(lengths, 96, head_dim=64, page_size=page_size, layout=layout, new=3,
+                          dtype=dtype, device=device)  # fmt: skip
+            q = queries(cache, 3)
+            theta = torch.arange(96)[:, None] / 100 ** (torch.arange(rotary_dim // 2) / 16)
+            cos, sin = (x.to(device, angles) for x in (theta.cos(), theta.sin()))
+            out = cache.call(q, causal=causal, rotary=(cos, sin, interleaved))
+            positions = torch.tensor(lengths)[:, None] + torch.arange(3)
+            k_new = rotated(cache.k_new, positions, cos, sin, interleaved).to(dtype)
+            q = rotated(q, positions if causal else positions[:, :1].expand(-1, 3), cos, sin,
+                        interleaved).to(q)  # fmt: skip
+            got = cache.contents()[0]
+            tolerance = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 2 * torch.finfo(dtype).eps}
+            for b, n in enumerate(lengths):
+                torch.testing.assert_close(got[b, n : n + 3].cpu(), k_new[b], **tolerance)
+                cache.k_new[b] = got[b, n : n + 3]
+            k, v = cache.complete()
+            out = out if layout == "bshd" else out.transpose(1, 2)
+            options = {"causal": causal, "align": "bottom_right", "layout": "bshd"}
+            if dtype == torch.float32:
+                assert_attention(out, q, k, v, seqlens_k=cache.total(), **options)
+            else:  # q may have been rounded the other way
+                expected, _ = fa101.testing.reference_attention(
+                    q, k, v, seqlens_k=cache.total(), **options
+                )
+                np.testing.assert_allclose(to_float64(out), expected, atol=8 * tolerance["atol"])
+
+
+# ---- splits --------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page_size", [None, 64])
+def test_number_of_splits(page_size):
+    """FA-037: any number, in either layout, from poisoned memory."""
+    for layout in ("bshd", "bhsd"):
+        cache = Cache([4096, 1000, 0], 4096, head_dim=64, page_size=page_size, layout=layout,
+                      dtype=torch.float16, device="cuda")  # fmt: skip
+        q = queries(cache, 5)
+        for num_splits in (1, 2, 4, 7, 32, 10**6):
+            cache.check(q, num_splits=num_splits)
+
+
+def test_splits_on_the_cpu():
+    cache = Cache([5], 16)
+    q = queries(cache, 1)
+    assert torch.equal(cache.call(q, num_splits=1), cache.call(q))
+    with pytest.raises(NotImplementedError, match="does not split the keys .num_splits is 2."):
+        cache.call(q, num_splits=2)
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+def bad_calls():
+    k = torch.zeros(2, 1, 2, 8)
+    cache = torch.zeros(2, 16, 2, 8)
+    lengths = torch.tensor([1, 2], dtype=torch.int32)
+    table = torch.zeros(2, 3, dtype=torch.int32)
+    angles = torch.zeros(16, 4)
+    new = {"k": k, "v": k, "seqlens_k": lengths}
+    return [
+        ({"k": k}, ValueError, "k and v must both be there or both be absent"),
+        ({"v": k}, ValueError, "k and v must both be there or both be absent"),
+        ({"k": k, "v": k}, ValueError, "seqlens_k is absent"),
+        (new | {"k": k[:1]}, ValueError, "k has batch 1 but k_cache has 2"),
+        (new | {"v": k.half()}, TypeError, "v has dtype float16 but k_cache has dtype float32"),
+        (new | {"k": k.numpy()}, TypeError, "k is a numpy.ndarray but q is a torch.Tensor"),
+        (new | {"k": k.clone().requires_grad_()}, RuntimeError, "k requires grad"),
+        ({"q": torch.zeros(2, 1, 4, 4)}, ValueError, "k_cache has head_dim 8 but q has 4"),
+        ({"q": torch.zeros(2, 1, 3, 8)}, ValueError, "k_cache has 2 heads and q has 3; .*v_cache"),
+        ({"q": torch.zeros(3, 1, 4, 8)}, ValueError, "k_cache has batch 2 but q has 3"),
+        ({"q": torch.zeros(2, 4, 8)}, ValueError, "q has 3 dimensions"),
+        ({"k_cache": cache[0]}, ValueError, "k_cache has 3 dimensions"),
+        ({"k_cache": cache.double()}, TypeError, "k_cache has dtype torch.float64"),
+        ({"v_cache": cache[:, :8]}, ValueError, "v_cache has seqlen 8 but k_cache has 16"),
+        ({"v_cache": cache.mT}, ValueError, "v_cache has strides .* must be contiguous"),
+        ({"v_cache": cache.numpy()}, TypeError, "v_cache is a numpy.ndarray"),
+        ({"k_cache": cache[:1].expand(2, -1, -1, -1)} | new, ValueError, "k_cache has shape"),
+        ({"seqlens_k": lengths.long()}, TypeError, "seqlens_k has dtype int64; it must be int32"),
+        ({"seqlens_k": lengths[:1]}, ValueError, r"seqlens_k has shape \(1,\)"),
+        ({"seqlens_k": [1, 2, 3]}, ValueError, r"seqlens_k has shape \(3,\)"),
+        ({"seqlens_k": [1, 2.5]}, TypeError, "seqlens_k is .1, 2.5.; it must be"),
+        ({"seqlens_k": True}, TypeError, "seqlens_k is True"),
+        ({"seqlens_k": 2.0}, TypeError, "seqlens_k is a builtins.float"),
+        ({"page_table": table.long()}, TypeError, "page_table has dtype int64; it must be int32"),
+        ({"page_table": table[0]}, ValueError, r"page_table has shape \(3,\)"),
+        ({"page_table": table[:1]}, ValueError, r"page_table has shape \(1, 3\)"),
+        ({"page_table": table.T.contiguous().T}, ValueError, "page_table has strides"),
+        ({"page_table": table, "k_cache": cache[:, :8], "v_cache": cache[:, :8]}, ValueError,
+         "k_cache has pages of 8 keys; the page size must be a power of two from 16 on"),
+        ({"num_splits": 0}, ValueError, "num_splits is 0; it must be 'auto' or an integer"),
+        ({"num_splits": "many"}, ValueError, "num_splits is 'many'"),
+        ({"num_splits": 1.0}, TypeError, "num_splits is 1.0"),
+        ({"rotary": (angles, angles, False)}, ValueError, "rotary is given without k and v"),
+        (new | {"rotary": (angles, angles)}, TypeError, "rotary is a builtins.tuple; it must be a"),
+        (new | {"rotary": (angles, angles, 1)}, TypeError, "rotary's interleaved is 1"),
+        (new | {"rotary": (angles[1:], angles[1:], True)}, ValueError,
+         r"rotary cos has shape \(15, 4\).*each of the 16 keys"),
+        (new | {"rotary": (angles, angles[:, :3], True)}, ValueError, "rotary sin has shape"),
+        (new | {"rotary": (angles.half(), angles.half(), True)}, TypeError, "rotary cos has dtype"),
+        ({"layout": "sbhd"}, ValueError, "layout is 'sbhd'"),
+        ({"align": "left"}, ValueError, "align is 'left'"),
+        ({"causal": 1}, TypeError, "causal is 1"),
+        ({"out": torch.zeros(2, 1, 4, 7)}, ValueError, "out has head_dim 7 but v_cache has 8"),
+        ({"out": torch.zeros(2, 1, 4, 8).half()}, TypeError, "out has dtype float16"),
+        ({"out": cache[:, :1, :1].expand(2, 1, 4, 8)}, ValueError, "out has shape"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "error", "words"), bad_calls())
+def test_refused(change, error, words):
+    """Named, with the value and the rule; nothing is written."""
+    q, cache = torch.zeros(2, 1, 4, 8), torch.zeros(2, 16, 2, 8)
+    arguments = {"q": q, "k_cache": cache, "v_cache": cache.clone()} | change
+    before = arguments["k_cache"]
+    before = before.copy() if isinstance(before, np.ndarray) else before.clone()
+    with pytest.raises(error, match=words):
+        flash_attention_with_kvcache(**arguments)
+    assert (before == arguments["k_cache"]).all()
+
+
+def test_out_overlaps():
+    """FA-075: out may be nobody's memory."""
+    cache = torch.zeros(2, 16, 4, 8)
+    q = torch.zeros(2, 1, 4, 8)
+    with pytest.raises(ValueError, match="out overlaps k_cache in memory"):
+        flash_attention_with_kvcache(q, cache, cache.clone(), out=cache[:, :1])
+    with pytest.raises(ValueError, match="k_cache overlaps k in memory"):
+        flash_attention_with_kvcache(
+            q, cache, cache.clone(), k=cache[:, :1], v=q.clone(), seqlens_k=3
+        )
+    with pytest.raises(ValueError, match="out overlaps q in memory"):
+        flash_attention_with_kvcache(q, cache, cache.clone(), out=q)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_out(device):
+    """FA-075: a strided out is filled, its neighbours are not, the bits are those without it."""
+    cache = Cache([40, 64], 64, page_size=16, dtype=torch.float16, new=0, device=device)
+    q = queries(cache, 3)
+    expected = cache.call(q)
+    room = torch.full((2, 3, 4, 64), 7.0, dtype=torch.float16, device=device)
+    out = room[..., 8:40]
+    out.fill_(math.nan)
+    assert cache.call(q, out=out) is out
+    assert torch.equal(out, expected)
+    assert (room[..., :8] == 7).all()
+    assert (room[..., 40:] == 7).all()
+
+
+@pytest.mark.gpu
+def test_wrong_devices():
+    cache = Cache([5], 16, dtype=torch.float16, device="cuda", new=1)
+    q = queries(cache, 1)
+    for name in ("seqlens_k", "page_table"):
+        value = torch.zeros(1, dtype=torch.int32)
+        with pytest.raises(ValueError, match=f"{name} is on cpu but k_cache is on cuda:0"):
+            cache.call(q, **{name: value if name == "seqlens_k" else value[None]})
+    with pytest.raises(ValueError, match="k is on cpu but k_cache is on cuda:0"):
+        cache.call(q, k=cache.k_new.cpu())
+
+
+@pytest.mark.gpu
+def test_pages_in_float32_on_a_gpu():
+    cache = Cache([5], 16, page_size=16, device="cuda")
+    with pytest.raises(NotImplementedError, match="reads no pages.*float16 or bfloat16"):
+        cache.call(queries(cache, 1))
+
+
+# ---- frameworks ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_numpy(dtype):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    np_dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    cache = Cache([9, 30], 64, page_size=16, new=2)
+    q = queries(cache, 2)
+    arrays = [x.numpy().astype(np_dtype) for x in (q, *cache.caches(), cache.k_new, cache.v_new)]
+    out, lse = flash_attention_with_kvcache(
+        *arrays[:3],
+        k=arrays[3],
+        v=arrays[4],
+        seqlens_k=cache.seqlens_k.numpy(),
+        page_table=cache.page_table.numpy(),
+        return_lse=True,
+    )
+    assert isinstance(out, np.ndarray)
+    assert isinstance(lse, np.ndarray)
+    k, v = (x.numpy().astype(np_dtype) for x in cache.complete())
+    options = {"causal": True, "align": "bottom_right", "layout": "bshd"}
+    assert_attention(out, arrays[0], k, v, lse=lse, seqlens_k=cache.total().numpy(), **options)
+    read_only = arrays[1].copy()
+    read_only.flags.writeable = False
+    with pytest.raises(ValueError, match="k_cache is read-only"):
+        flash_attention_with_kvcache(
+            arrays[0], read_only, arrays[2], k=arrays[3], v=arrays[4], seqlens_k=3,
+            page_table=cache.page_table.numpy(),
+        )  # fmt: skip
+
+
+def test_jax():
+    """Reads a cache; cannot append to it."""
+    jax = pytest.importorskip("jax")
+    cache = Cache([9, 30], 64, new=0)
+    q = queries(cache, 2)
+    q_jax, k, v = (jax.numpy.asarray(x.numpy()) for x in (q, *cache.caches()))
+    lengths = jax.numpy.asarray(cache.seqlens_k.numpy())
+    for seqlens_k in (lengths, [9, 30]):
+        out = flash_attention_with_kvcache(q_jax, k, v, seqlens_k=seqlens_k)
+        np.testing.assert_allclose(np.asarray(out), cache.call(q).numpy(), rtol=1e-6, atol=1e-6)
+    with pytest.raises(ValueError, match="k_cache is a JAX array, which cannot be written"):
+        flash_attention_with_kvcache(q_jax, k, v, k=q_jax[:, :, :2], v=q_jax[:, :, :2], seqlens_k=3)
+
+
+@pytest.mark.gpu
+def test_cupy():
+    cupy = pytest.importorskip("cupy")
+    cache = Cache([9, 30], 64, page_size=16, dtype=torch.float16, device="cuda", new=2)
+    q = queries(cache, 2)
+    arrays = [cupy.asarray(x) for x in (q, *cache.caches(), cache.k_new, cache.v_new)]
+    out = flash_attention_with_kvcache(
+        *arrays[:3],
+        k=arrays[3],
+        v=arrays[4],
+        seqlens_k=cupy.asarray(cache.seqlens_k),
+        page_table=cupy.asarray(cache.page_table),
+    )
+    again = cache.call(q)
+    assert torch.equal(torch.as_tensor(out, device="cuda"), again)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_autocast(device):
+    """Queries and new keys are cast, caches are not."""
+    cache = Cache([9, 30], 64, dtype=torch.bfloat16, new=2, device=device)
+    q = queries(cache, 2).float()
+    cache.k_new, cache.v_new = cache.k_new.float(), cache.v_new.float()
+    with torch.autocast(device, dtype=torch.bfloat16):
+        out = cache.call(q)
+    assert out.dtype == torch.bfloat16
+    assert cache.k_cache.dtype == torch.bfloat16
+
+
+def test_writes_are_seen_by_autograd():
+    cache = Cache([9, 30], 64, new=2)
+    versions = [x._version for x in cache.caches()]
+    cache.call(queries(cache, 2))
+    assert all(x._version > n for x, n in zip(cache.caches(), versions, strict=True))
+    cache.new = 0
+    versions = [x._version for x in cache.caches()]
+    cache.call(queries(cache, 2))
+    assert [x._version for x in cache.caches()] == versions
+
+
+# ---- streams and graphs --------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_graph_with_growing_lengths(page_size):
+    """FA-029: captured once, at any length; replayed over page borders with new keys."""
+    cache = Cache([8000, 1], 8192, head_dim=128, page_size=page_size, dtype=torch.float16,
+                  device="cuda", new=1)  # fmt: skip
+    if page_size is not None:  # all pages are there, whatever the length
+        full = Cache([8192, 8192], 8192, head_dim=128, page_size=page_size, dtype=torch.float16,
+                     device="cuda")  # fmt: skip
+        cache.k_cache, cache.v_cache = full.k_cache, full.v_cache
+        cache.page_table = full.page_table
+    for x in cache.caches():
+        x.nan_to_num_(nan=0.5)
+    q = queries(cache, 1, group=4)
+    graph = torch.cuda.CUDAGraph()
+    options = cache.new_keys() | {"page_table": cache.page_table, "seqlens_k": cache.seqlens_k}
+    theta = torch.arange(8192, device="cuda")[:, None] / 100 ** (
+        torch.arange(64, device="cuda") / 64
+    )
+    options["rotary"] = (theta.cos(), theta.sin(), False)
+    with torch.cuda.graph(graph):
+        out = flash_attention_with_kvcache(q, *cache.caches(), **options)
+    for lengths in [(2, 64), (15, 16), (65, 4095), (8191, 0), (1, 511), (512, 8190)]:
+        cache.seqlens_k.copy_(torch.tensor(lengths))
+        for x in (q, cache.k_new, cache.v_new):
+            x.normal_()
+        copies = [x.clone() for x in cache.caches()]
+        expected = flash_attention_with_kvcache(q, *copies, **options)
+        out.fill_(math.nan)
+        graph.replay()
+        assert torch.equal(out, expected)
+        for x, y in zip(cache.caches(), copies, strict=True):
+            assert torch.equal(x, y)
+
+
+@pytest.mark.gpu
+def test_side_stream():
+    """FA-006: behind a sleep, in the stream's order; the call does not wait."""
+    cache = Cache([100, 700], 1024, head_dim=64, page_size=16, dtype=torch.float16, device="cuda",
+                  new=3)  # fmt: skip
+    q = queries(cache, 3)
+    expected = cache.call(q)
+    values = cache.new_keys() | {"seqlens_k": cache.seqlens_k}
+    late = {name: torch.zeros_like(x) for name, x in values.items()}
+    for x in cache.caches():
+        x.nan_to_num_(nan=0.0)
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    for _ in range(20):
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(20_000_000)
+            for name, x in late.items():
+                x.copy_(values[name])
+            out = flash_attention_with_kvcache(
+                q, *cache.caches(), **late, page_table=cache.page_table
+            )
+            done = stream.record_event()
+            assert not done.query()
+            for x in late.values():
+                x.zero_()
+        done.synchronize()
+        assert torch.equal(out, expected)
