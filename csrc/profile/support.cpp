@@ -144,6 +144,7 @@ void feature_table(std::ostringstream& text) {
         {"bias", [](Problem& p) { p.has_bias = true; }},
         {"mask", [](Problem& p) { p.has_mask = true; }},
         {"seqlens_k", [](Problem& p) { p.has_seqlens_k = true; }},
+        {"pages", [](Problem& p) { p.page_size = 16, p.has_seqlens_k = true; }},
         {"head_dim_v differs", [](Problem& p) { p.head_dim_v -= 8; }},
         {"grouped heads", [](Problem& p) { p.num_heads_kv = 2; }},
         {"unaligned rows", [](Problem& p) { p.aligned16 = p.tma = false; }},

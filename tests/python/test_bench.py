@@ -308,6 +308,18 @@ class FakeEvent:
         return 1e3 * (end.at - self.at)
 
 
+class TestPages:
+    def test_are_shuffled_and_right(self):
+        case = Case("decode", 2, 4, 1, 64, 16, "float32", num_heads_kv=2)
+        assert run(peers.fa101_paged(16), case=case)["paged-16"]["status"] == "ok"
+
+    def test_must_be_whole(self):
+        case = Case("decode", 2, 4, 1, 40, 16, "float32", num_heads_kv=2)
+        result = run(peers.fa101_paged(16), case=case)["paged-16"]
+        assert result["status"] == "skipped"
+        assert "no whole pages of 16" in result["reason"]
+
+
 class TestCudaTimer:
     """Its logic, on a machine where the device is the host."""
 

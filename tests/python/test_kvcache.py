@@ -1,6 +1,9 @@
 """flash_attention_with_kvcache: lengths, pages, append, rotary, splits; on the CPU and on a GPU."""
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -709,6 +712,19 @@ def test_writes_are_seen_by_autograd():
     versions = [x._version for x in cache.caches()]
     cache.call(queries(cache, 2))
     assert [x._version for x in cache.caches()] == versions
+
+
+def test_example():
+    """A Llama of transformers through pages generates what it generates through SDPA."""
+    pytest.importorskip("transformers")
+    example = Path(__file__).parents[2] / "examples" / "decode.py"
+    arguments = ["--layers", "1", "--prompt", "20", "--tokens", "6", "--page-size", "16"]
+    done = subprocess.run(
+        [sys.executable, example, *arguments], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert "fa101 " in done.stdout
+    assert torch.cuda.is_available() or "100 % of the tokens are the same" in done.stdout
 
 
 # ---- streams and graphs --------------------------------------------------------------------------

@@ -82,11 +82,11 @@ def measure(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[s
         parser.error(f"--suite {args.suite}: torch sees no GPU; --device cpu runs it on the CPU")
     device = torch.device(name)
 
-    kernels = peers.fa101_kernels(device.type, args.suite)
+    kernels = peers.fa101_contenders(device.type, args.suite)
     here = [p for p, (_, types) in peers.PEERS.items() if device.type in types]
-    chosen = pick(parser, "--kernels", args.kernels, kernels)
+    chosen = pick(parser, "--kernels", args.kernels, list(kernels))
     found, absent = peers.find_peers(device.type, pick(parser, "--peers", args.peers, here))
-    contenders = [peers.fa101_kernel(kernel) for kernel in chosen] + found
+    contenders = [kernels[name] for name in chosen] + found
 
     on_gpu = device.type == "cuda"
     guard = runner.Guard(

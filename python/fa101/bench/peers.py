@@ -70,14 +70,77 @@ def fa101_kernel(name: str) -> Contender:
     return Contender(name, prepare, is_peer=False)
 
 
-def fa101_kernels(device_type: str, suite: str) -> list[str]:
-    """What a suite times of fa101: its kernels; to judge the planner every strategy of them."""
+def fa101_contenders(device_type: str, suite: str) -> dict[str, Contender]:
+    """What a suite times of fa101: its kernels; or, to judge a choice of its planner, "auto" beside
+    all that it could have taken."""
     import fa101
 
+    if suite == "splits":
+        counts = ("auto", 1, 2, 4, 8, 16, 32, 64, 128)
+        return {contender.name: contender for contender in map(fa101_splits, counts)}
     kernels = [kernel for kernel in fa101.kernels() if kernel["device"] == device_type]
-    if suite != "auto":
-        return [kernel["name"] for kernel in kernels]
-    return ["auto"] + [f"{k['name']}:{s}" for k in kernels for s in k["strategies"]]
+    names = [kernel["name"] for kernel in kernels]
+    if suite == "auto":
+        names = ["auto"] + [f"{k['name']}:{s}" for k in kernels for s in k["strategies"]]
+    contenders = {name: fa101_kernel(name) for name in names}
+    if suite == "decode":
+        contenders |= {f"paged-{size}": fa101_paged(size) for size in (16, 64)}
+    return contenders
+
+
+def fa101_splits(num_splits: int | str) -> Contender:
+    """flash_attention_with_kvcache by so many splits; "auto" by as many as it picks."""
+    import fa101
+
+    def prepare(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Call:
+        options: dict[str, Any] = {"num_splits": num_splits, "layout": "bhsd"}
+        out = torch.full_like(q, float("nan"))
+        count = num_splits
+        if count == "auto":
+            count = fa101.plan(q, k, v, strategy="split_kv").num_splits
+        return PlannedCall(
+            lambda: fa101.flash_attention_with_kvcache(q, k, v, **options, out=out),
+            f"{count} splits",
+        )
+
+    name = "auto" if num_splits == "auto" else f"splits-{num_splits}"
+    return Contender(name, prepare, is_peer=False)
+
+
+def fa101_paged(page_size: int) -> Contender:
+    """flash_attention_with_kvcache on the same keys in shuffled pages."""
+    import fa101
+
+    def prepare(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Call:
+        if case.seqlen_k % page_size:
+            raise UnfitError(f"{case.seqlen_k} keys are no whole pages of {page_size}")
+        table = torch.randperm(case.batch * case.seqlen_k // page_size, device=q.device)
+
+        def pages(x: Tensor) -> Tensor:
+            rows = x.transpose(1, 2).reshape(-1, page_size, x.shape[1], x.shape[3])
+            return torch.empty_like(rows).index_copy_(0, table, rows)
+
+        options: dict[str, Any] = {
+            "seqlens_k": torch.full_like(table[: case.batch], case.seqlen_k, dtype=torch.int32),
+            "page_table": table.to(torch.int32).view(case.batch, -1),
+            "causal": case.causal,
+        }
+        k, v = pages(k), pages(v)
+        out = torch.full_like(q, float("nan"))
+
+        def call() -> Tensor:
+            fa101.flash_attention_with_kvcache(
+                q.transpose(1, 2), k, v, **options, out=out.transpose(1, 2)
+            )
+            return out
+
+        try:
+            call()
+        except (NotImplementedError, RuntimeError) as error:  # unfit here, or no code for it
+            raise UnfitError(str(error)) from None
+        return call
+
+    return Contender(f"paged-{page_size}", prepare, is_peer=False)
 
 
 def torch_sdpa(backend: SDPBackend) -> Contender:

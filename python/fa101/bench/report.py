@@ -130,7 +130,7 @@ def show(document: Document) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=250)
-    judges_plans = document["suite"] == "auto"
+    judges_plans = document["suite"] in ("auto", "splits")
     header, lines = plans(document) if judges_plans else matrix(document)
     unit = "" if judges_plans else f": ms ({rate_unit(document)})"
     table = Table(title=document["suite"] + unit)
