@@ -275,9 +275,10 @@ class Torch(Framework):
         return torch.tensor(values, dtype=torch.int32, device=q.device)
 
     def host_range(self, x: Any) -> tuple[int, int] | None:
-        if x.device.type != "cpu" or x.numel() == 0:
+        if not x.is_cpu or x.numel() == 0:
             return None
-        return int(x.min()), int(x.max())
+        least, largest = x.aminmax()
+        return int(least), int(largest)
 
     def allocator(self, q: Any) -> Allocator:
         torch = self._torch

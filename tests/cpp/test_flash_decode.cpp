@@ -107,6 +107,24 @@ TEST_CASE("a small batch fills the GPU, a large one has nothing to merge") {
     CHECK(num_splits(decode(1, 8, 8, 8192, 128, DType::kFloat32)) == 32);
 }
 
+TEST_CASE("as many splits as asked for, of whole steps") {
+    for (int64_t seqlen_k : {1, 128, 129, 1000, 8192, 100000}) {
+        for (int64_t asked : {1, 2, 3, 7, 64, 1000}) {
+            Problem p = decode(1, 32, 8, seqlen_k);
+            p.num_splits = asked;
+            const int splits = num_splits(p);
+            CAPTURE(seqlen_k);
+            CAPTURE(asked);
+            CHECK(splits <= asked);
+            CHECK(splits <= ceil_div<int64_t>(seqlen_k, flash_decode::kChunkStep));
+            if (seqlen_k == asked * flash_decode::kChunkStep) CHECK(splits == asked);
+        }
+    }
+    Problem p = decode(1, 32, 8, 8192);
+    p.num_splits = 7;  // of 1280 keys, not 1170.3
+    CHECK(num_splits(p) == 7);
+}
+
 TEST_CASE("the tile follows the rows of a group") {
     Problem p = decode(1, 32, 8, 8192);
     CHECK(flash_decode::tile(p, h200()).block_m == 16);

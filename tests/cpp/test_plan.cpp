@@ -322,6 +322,45 @@ TEST_CASE("window, softcap, bias, mask and seqlens_k: kernels without them say s
     }
 }
 
+TEST_CASE("pages go to the kernel that splits keys, whatever the queries; others say so") {
+    Problem p = problem(DeviceType::kCuda, DType::kFloat16, 64, 512);
+    p.page_size = 16, p.has_seqlens_k = true;
+    for (int64_t seqlen_q : {1, 17, 5000}) {
+        p.seqlen_q = seqlen_q;
+        for (const DeviceInfo& device : {kA100, kRtx3090, kH200}) {
+            CHECK(picked(p, device) == "fa2_cute");
+            CHECK(plan(p, device).strategy == Strategy::kSplitKV);
+        }
+    }
+    CHECK(supports("naive", p, kH200) == "it reads no pages (page_table)");
+    const std::string on_turing = message<Unsupported>([&] { plan(p, kT4); });
+    CHECK(contains(on_turing, "it reads no pages"));
+    CHECK(contains(on_turing, "it needs sm_80 or later"));
+    p.dtype_q = p.dtype_kv = p.dtype_o = DType::kFloat32;
+    CHECK(contains(message<Unsupported>([&] { plan(p, kH200); }), "float16 or bfloat16"));
+    DeviceInfo empty = kH200;
+    empty.built_kernels = 0;
+    p.dtype_q = p.dtype_kv = p.dtype_o = DType::kFloat16;
+    CHECK(contains(message<CudaError>([&] { plan(p, empty); }), "fa2_cute was built for"));
+    p.device = DeviceType::kCpu;
+    for (const char* kernel : {"cpu_naive", "cpu_fa1", "cpu_fa2"}) {
+        CHECK(supports(kernel, p, laptop()) == "");
+    }
+}
+
+TEST_CASE("a number of splits is for kernels that split") {
+    Problem p = problem(DeviceType::kCuda, DType::kFloat16, 64, 4096);
+    CHECK(plan(p, kH200).strategy == Strategy::kSplitQ);
+    p.num_splits = 1;
+    CHECK(plan(p, kH200).strategy == Strategy::kSplitQ);
+    p.num_splits = 4;
+    CHECK(plan(p, kH200).strategy == Strategy::kSplitKV);
+    CHECK(plan(p, kH200).num_splits == 4);
+    CHECK(supports("sm90", p, kH200) == "it does not split the keys (num_splits is 4)");
+    p.device = DeviceType::kCpu;
+    CHECK_THROWS_AS(plan(p, laptop()), Unsupported);
+}
+
 TEST_CASE("kernels without code for the GPU are passed over; none left is a CudaError") {  // FA-087
     const Problem p = problem(DeviceType::kCuda, DType::kFloat16, 64);
     DeviceInfo device = kH200;

@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -712,6 +713,27 @@ def test_writes_are_seen_by_autograd():
     versions = [x._version for x in cache.caches()]
     cache.call(queries(cache, 2))
     assert [x._version for x in cache.caches()] == versions
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_threads(device):
+    """FA-043: every thread its own caches; workspaces and copies of q are nobody else's."""
+    options = {"head_dim": 64, "dtype": torch.float16, "device": device, "new": 2}
+
+    def generate(seed):
+        cache = Cache([0, 700], 1024, seed=seed, **options)
+        angles = torch.linspace(0, 9, 1024 * 32, device=device).view(1024, 32)
+        outs = []
+        for step in range(10):
+            q = queries(cache, 2, group=4, seed=step)
+            outs.append(cache.call(q, rotary=(angles.cos(), angles.sin(), step % 2 == 0)))
+            cache.seqlens_k += 2
+        return torch.stack(outs)
+
+    with poisoned_memory(), ThreadPoolExecutor(8) as pool:  # for all threads at once
+        expected = [generate(seed) for seed in range(8)]
+        for out, want in zip(pool.map(generate, range(8)), expected, strict=True):
+            assert torch.equal(bits(out), bits(want))
 
 
 def test_example():

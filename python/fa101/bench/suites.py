@@ -144,12 +144,22 @@ def _auto() -> Iterator[Case]:
             yield Case(f"d{head_dim} chunk of 64 s4096", 1, 8, 64, 4096, head_dim, dtype, True)
 
 
+def _splits() -> Iterator[Case]:
+    """Where to search for the best number of splits."""
+    for batch in (1, 2, 4, 8, 16, 32):
+        for heads in (8, 32):
+            for keys in (1024, 4096, 16384, 65536, 131072):
+                name = f"b{batch} h{heads}/8 s{keys}"
+                yield Case(name, batch, heads, 1, keys, 128, "bfloat16", num_heads_kv=8)
+
+
 SUITES: dict[str, tuple[Case, ...]] = {
     "seeds": tuple(_seeds()),
     "prefill": tuple(
         _sixteen_k_tokens((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384), "bfloat16")
     ),
     "decode": tuple(_decode()),
+    "splits": tuple(_splits()),
     "large-d": tuple(_large_d()),
     "fp32": tuple(_sixteen_k_tokens((64, 128), (1024, 4096), "float32")),
     "auto": tuple(_auto()),
