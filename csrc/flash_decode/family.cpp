@@ -52,7 +52,7 @@ constexpr bool kIsBuilt = FA101_HAS_CUDA && sizeof(FA101_CUTE_ARCHS) > 1;
 // float32 has a kernel of its own; it shares the splits and their merge.
 std::string supports(const Problem& p, const DeviceInfo& device) {
     if (p.dtype_q == DType::kFloat32) {
-        if (p.page_size > 0) return "it reads pages (page_table) of 16-bit elements only";
+        if (p.page_size > 0) return "it reads pages (page_table) of float16 or bfloat16 only";
         return decode_tf32::supports(p, device);
     }
     if (device.arch < 80) {

@@ -76,7 +76,7 @@ def fa101_contenders(device_type: str, suite: str) -> dict[str, Contender]:
     import fa101
 
     if suite == "splits":
-        counts = ("auto", 1, 2, 4, 8, 16, 32, 64, 128)
+        counts: list[int | str] = ["auto", 1, 2, 4, 8, 16, 32, 64, 128]
         return {contender.name: contender for contender in map(fa101_splits, counts)}
     kernels = [kernel for kernel in fa101.kernels() if kernel["device"] == device_type]
     names = [kernel["name"] for kernel in kernels]
