@@ -34,9 +34,10 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
         return std::string("it needs float16 or bfloat16 for q, k, v and out; they have ") +
                name_of(p.dtype_q) + ", " + name_of(p.dtype_kv) + " and " + name_of(p.dtype_o);
     }
-    Problem without_window = p;
-    without_window.mask_left = -Problem::kUnbounded;
-    if (std::string reason = refuse_extras(without_window); !reason.empty()) return reason;
+    Problem plain = p;
+    plain.mask_left = -Problem::kUnbounded;
+    plain.softcap = 0;
+    if (std::string reason = refuse_extras(plain); !reason.empty()) return reason;
     if (p.head_dim % 8 != 0 || p.head_dim_v % 8 != 0) {
         return "head_dim is " + std::to_string(p.head_dim) + " and head_dim_v " +
                std::to_string(p.head_dim_v) + "; they must be multiples of 8";

@@ -93,6 +93,7 @@
 
 #include "common/mask.h"
 #include "common/online_softmax.h"
+#include "cute/logits.cuh"
 #include "flash_attn_sm90/kernel_traits.h"
 
 #include <cuda.h>
@@ -121,8 +122,9 @@ struct KernelParams {
     // Logits are used as s' = logit_factor * (q . k), and softmax_scale_log2 * s' is what exp2
     // gets. The factor is 1, so that nothing is multiplied, but for a negative scale (-1: the
     // largest s' must be the largest logit) and for 0 (0, with a scale of 1: -inf * 0 would be
-    // NaN).
+    // NaN). With softcap s' is tanh(logit_factor * (q . k)), in units of softcap.
     float logit_factor, softmax_scale_log2;
+    bool has_softcap;
 };
 
 // Which queries: row block and (batch, head). Tiles are numbered section by section, and in a
@@ -155,12 +157,6 @@ struct RingPosition {
         }
     }
 };
-
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 template <class Element>
 __device__ __forceinline__ uint32_t pack(float low, float high) {
@@ -240,7 +236,7 @@ struct OnlineSoftmax {
             const float new_max = fmaxf(row_max[r], quad_max(fmaxf(part[2 * r], part[2 * r + 1])));
             const bool moves = (new_max - row_max[r]) * scale_log2 > kSlack;
             scores_scale[r] =
-                moves ? exp2_fast((row_max[r] - safe_row_max(new_max)) * scale_log2) : 1.0f;
+                moves ? exp2_approx((row_max[r] - safe_row_max(new_max)) * scale_log2) : 1.0f;
             row_max[r] = moves ? new_max : row_max[r];
             row_sum[r] *= scores_scale[r];
         }
@@ -248,7 +244,7 @@ struct OnlineSoftmax {
         const float offsets[2] = {offset(0), offset(1)};
         CUTE_UNROLL
         for (int i = 0; i < size(s); ++i) {
-            s(i) = exp2_fast(fmaf(s(i), scale_log2, offsets[row_of(i)]));
+            s(i) = exp2_approx(fmaf(s(i), scale_log2, offsets[row_of(i)]));
         }
 
         CUTE_UNROLL
@@ -296,7 +292,7 @@ __device__ __forceinline__ void redo_row(const KernelParams& p, const TileCoord&
     const int head_kv = coord.bidh / p.group_size;
     const auto* q = static_cast<const Element*>(t.q_ptr) + coord.bidb * t.q_batch_stride +
                     coord.bidh * t.q_head_stride + row * t.q_row_stride;
-    const int key_begin = Traits::kHasLeftBound ? p.mask.key_begin(row) : 0;
+    const int key_begin = Traits::kHasExtras ? p.mask.key_begin(row) : 0;
     const auto* k = static_cast<const Element*>(t.k_ptr) + coord.bidb * t.k_batch_stride +
                     head_kv * t.k_head_stride + key_begin * t.k_row_stride;
     const auto* v = static_cast<const Element*>(t.v_ptr) + coord.bidb * t.v_batch_stride +
@@ -315,7 +311,9 @@ __device__ __forceinline__ void redo_row(const KernelParams& p, const TileCoord&
         }
         CUTE_UNROLL
         for (int bit = 16; bit >= 1; bit /= 2) dot += __shfl_xor_sync(~0u, dot, bit);
-        const float weight = exp2_fast(fmaf(p.logit_factor * dot, p.softmax_scale_log2, offset));
+        float logit = p.logit_factor * dot;
+        if (Traits::kHasExtras && p.has_softcap) logit = tanh_approx(logit);
+        const float weight = exp2_approx(fmaf(logit, p.softmax_scale_log2, offset));
         CUTE_UNROLL
         for (int i = 0; i < kColumns; ++i) {
             const int d = lane + 32 * i;
@@ -339,7 +337,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
     constexpr int kGroupM = Traits::kGroupM;
     constexpr int kBlockM = Traits::kBlockM;
     constexpr int kBox = Traits::kBox;
-    constexpr bool kHasLeftBound = Traits::kHasLeftBound;
+    constexpr bool kHasExtras = Traits::kHasExtras;
 
     extern __shared__ __align__(1024) unsigned char smem[];
     auto& storage = *reinterpret_cast<typename Traits::SharedStorage*>(smem);
@@ -363,7 +361,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
 
     // Key blocks of a tile: it visits first + n for n = count - 1 ... 0; none if count <= 0.
     const auto first_block_of = [&](int m_block) {
-        return kHasLeftBound ? p.mask.n_block_begin(m_block * kBlockM, kBlockN) : 0;
+        return kHasExtras ? p.mask.n_block_begin(m_block * kBlockM, kBlockN) : 0;
     };
     const auto num_blocks_of = [&](int m_block) {
         return p.mask.n_block_end(min((m_block + 1) * kBlockM, p.seqlen_q), kBlockN) -
@@ -523,6 +521,18 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                     CUTE_UNROLL
                     for (int i = 0; i < size(acc_s); ++i) acc_s(i) *= p.logit_factor;
                 }
+                if (kHasExtras && p.has_softcap) {
+                    // Every four behind a branch of their own: the assembler would start so many at
+                    // once that registers spill.
+                    CUTE_UNROLL
+                    for (int begin = 0; begin < size(acc_s); begin += 4) {
+                        int has_softcap = p.has_softcap;
+                        asm volatile("" : "+r"(has_softcap));
+                        if (!has_softcap) continue;
+                        CUTE_UNROLL
+                        for (int i = begin; i < begin + 4; ++i) acc_s(i) = tanh_approx(acc_s(i));
+                    }
+                }
                 if (n_block >= full_end) {
                     const int first_key = (first_block + n_block) * kBlockN + 2 * (lane % 4);
                     CUTE_UNROLL
@@ -532,7 +542,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                         }
                     }
                 }
-                if (kHasLeftBound && n_block < full_begin) {
+                if (kHasExtras && n_block < full_begin) {
                     const int first_key = (first_block + n_block) * kBlockN + 2 * (lane % 4);
                     const int key_begin[2] = {p.mask.key_begin(row), p.mask.key_begin(row + 8)};
                     CUTE_UNROLL
@@ -594,7 +604,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
             for (int r = 0; r < 2; ++r) {
                 const int row_r = row + 8 * r;
                 const float row_sum = quad_sum(softmax.row_sum[r]);
-                const int key_begin = kHasLeftBound ? p.mask.key_begin(row_r) : 0;
+                const int key_begin = kHasExtras ? p.mask.key_begin(row_r) : 0;
                 const bool sees_a_key = key_begin < key_end[r];
                 inverse[r] = inverse_row_sum(row_sum);
                 if (p.t.lse_ptr != nullptr && lane % 4 == 0 && row_r < p.seqlen_q) {

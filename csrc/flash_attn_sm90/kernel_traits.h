@@ -3,10 +3,6 @@
 
 #include "flash_attn_sm90/tile_config.h"
 
-// wgmma tiles whose width is any multiple of 8, such as 80.
-#ifndef CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
-#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
-#endif
 #include <cute/tensor.hpp>
 #include <cutlass/arch/barrier.h>
 #include <cutlass/numeric_types.h>
@@ -18,7 +14,7 @@ namespace fa101::sm90 {
 // kConfig is a function of the head_dims that gives the Config: C++17 has no class values as
 // arguments.
 template <class Element_, int kHeadDim_, int kHeadDimV_, Config (*kConfig)(int, int),
-          bool kHasLeftBound_ = false>
+          bool kHasExtras_ = false>
 struct KernelTraits {
     using Element = Element_;
     static constexpr int kHeadDim = kHeadDim_;
@@ -28,8 +24,8 @@ struct KernelTraits {
     static constexpr int kBlockN = kTile.block_n;
     static constexpr int kBlocksPerSm = kTile.blocks_per_sm;
     static constexpr bool kTakesTurns = kTile.takes_turns;
-    static constexpr bool kHasLeftBound = kHasLeftBound_;  // a window: Problem::mask_left
-    static constexpr int kGroupM = 64;                     // the rows of one wgmma
+    static constexpr bool kHasExtras = kHasExtras_;
+    static constexpr int kGroupM = 64;  // the rows of one wgmma
     static constexpr int kBlockM = kGroupM * kGroups;
     static constexpr int kThreads = 128 * (1 + kGroups);
 
@@ -74,6 +70,9 @@ struct KernelTraits {
             cute::Shape<cute::Int<kGroupM>, cute::Int<kHeadDimV>, cute::Int<kBlockN>>,
             cute::SM90::GMMA::Major::K, cute::SM90::GMMA::Major::MN>()));
     static_assert(decltype(size(TiledMmaQK{}))::value == 128);
+    // One instruction wide, whatever multiple of 8: see CMakeLists.txt.
+    static_assert(decltype(cute::tile_size<1>(TiledMmaQK{}))::value == kBlockN &&
+                  decltype(cute::tile_size<1>(TiledMmaPV{}))::value == kHeadDimV);
 
     using FullBarrier = cutlass::arch::ClusterTransactionBarrier;  // counts TMA's bytes
     using EmptyBarrier = cutlass::arch::ClusterBarrier;

@@ -110,8 +110,14 @@ KernelParams make_kernel_params(const Problem& problem, const Tensors& t, int* n
     p.next_tile = next_tile;
 
     const float scale = problem.softmax_scale;
-    p.logit_factor = scale > 0 ? 1.0f : scale < 0 ? -1.0f : 0.0f;
-    p.softmax_scale_log2 = scale == 0 ? 1.0f : std::fabs(scale) * kLog2e;
+    p.has_softcap = problem.softcap > 0;
+    if (p.has_softcap) {
+        p.logit_factor = scale / problem.softcap;
+        p.softmax_scale_log2 = problem.softcap * kLog2e;
+    } else {
+        p.logit_factor = scale > 0 ? 1.0f : scale < 0 ? -1.0f : 0.0f;
+        p.softmax_scale_log2 = scale == 0 ? 1.0f : std::fabs(scale) * kLog2e;
+    }
     return p;
 }
 
@@ -140,7 +146,7 @@ void run_hdim(const Plan& plan, const Problem& problem, const Tensors& tensors, 
     const auto run = [&](auto element) {
         using Element = decltype(element);
         int* next_tile = plan.workspace_bytes > 0 ? static_cast<int*>(workspace) : nullptr;
-        if (problem.has_left_bound()) {
+        if (has_extras(problem)) {
             return run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, two_groups, true>>(
                 problem, tensors, next_tile, stream);
         }

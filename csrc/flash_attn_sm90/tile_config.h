@@ -58,10 +58,14 @@ constexpr Config twins(int /*head_dim*/, int /*head_dim_v*/) { return kTwins; }
 
 constexpr int kStages = 2;  // K and V blocks in shared memory, each
 
+// A window or softcap: kernels of their own, one for both, as a window's bounds and the tanh take
+// registers and instructions that the plain ones lack.
+inline bool has_extras(const Problem& p) { return p.has_left_bound() || p.softcap > 0; }
+
 inline Config config_for(const Problem& p, int num_sms, HeadDims tile) {
     const int head_dim = tile.qk;
     const Config two = two_groups(tile.qk, tile.v);
-    if (p.has_left_bound()) return two;  // a window's bounds take the registers that others lack
+    if (has_extras(p)) return two;
     // Rows that tiles of so many groups compute, the empty ones of the last tile among them.
     const auto rows = [&p](int64_t groups) {
         return groups * 64 * ceil_div<int64_t>(p.seqlen_q, groups * 64);

@@ -85,7 +85,6 @@
 
 namespace fa101::sm90_split_d {
 
-using sm90::exp2_fast;
 using sm90::quad_max;
 using sm90::quad_sum;
 using sm90::row_of;
@@ -124,7 +123,7 @@ __device__ __forceinline__ void redo_row(const KernelParams& p, const sm90::Tile
         }
         CUTE_UNROLL
         for (int bit = 16; bit >= 1; bit /= 2) dot += __shfl_xor_sync(~0u, dot, bit);
-        const float weight = exp2_fast(fmaf(p.logit_factor * dot, p.softmax_scale_log2, offset));
+        const float weight = exp2_approx(fmaf(p.logit_factor * dot, p.softmax_scale_log2, offset));
         CUTE_UNROLL
         for (int i = 0; i < Traits::kColumns / 32; ++i) {
             if (column + 32 * i < p.head_dim_v) {
@@ -390,8 +389,8 @@ __global__ void __cluster_dims__(Traits::kCluster, 1, 1) __launch_bounds__(Trait
                 const float new_max = fmaxf(softmax.row_max[r], fmaxf(block_max[r], other_max));
                 const bool moves = (new_max - softmax.row_max[r]) * softmax.scale_log2 >
                                    sm90::OnlineSoftmax::kSlack;
-                scores_scale[r] = moves ? exp2_fast((softmax.row_max[r] - safe_row_max(new_max)) *
-                                                    softmax.scale_log2)
+                scores_scale[r] = moves ? exp2_approx((softmax.row_max[r] - safe_row_max(new_max)) *
+                                                      softmax.scale_log2)
                                         : 1.0f;
                 softmax.row_max[r] = moves ? new_max : softmax.row_max[r];
                 softmax.row_sum[r] *= scores_scale[r];
@@ -399,7 +398,7 @@ __global__ void __cluster_dims__(Traits::kCluster, 1, 1) __launch_bounds__(Trait
             const float offsets[2] = {softmax.offset(0), softmax.offset(1)};
             CUTE_UNROLL
             for (int i = 0; i < size(acc_s); ++i) {
-                acc_s(i) = exp2_fast(fmaf(acc_s(i), softmax.scale_log2, offsets[row_of(i)]));
+                acc_s(i) = exp2_approx(fmaf(acc_s(i), softmax.scale_log2, offsets[row_of(i)]));
             }
             CUTE_UNROLL
             for (int i = 0; i < 4; ++i) part[i] = acc_s(i);

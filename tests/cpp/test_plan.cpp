@@ -159,6 +159,10 @@ TEST_CASE("sm90's tile follows the problem; its counter, where needed, is in the
     }
     CHECK(tile(96, 2048, false).block_m == 192);
     CHECK(tile(192, 2048, false).block_m == 128);
+    Problem capped = problem(DeviceType::kCuda, DType::kBFloat16, 64, 2048);
+    capped.softcap = 30;
+    CHECK(picked(capped, kH200) == "sm90");
+    CHECK(plan(capped, kH200).tile.block_m == 128);
 
     const auto workspace = [](int64_t batch, int64_t seqlen, bool causal) {
         Problem p = problem(DeviceType::kCuda, DType::kBFloat16, 64, seqlen);

@@ -67,8 +67,10 @@ def answers(variant, dtype, head_dim):
     return head_dim <= limits.get(kernel, head_dim)
 
 
-def has_extras(variant):
-    """Whether it takes window, softcap, bias, mask and seqlens_k."""
+def has_extras(variant, *names):
+    """Whether it takes those of window, softcap, bias, mask and seqlens_k; none named: all."""
+    if variant == "sm90":
+        return bool(names) and {"window", "softcap"}.issuperset(names)
     return on(variant)["kernel"] not in ("fa1", "fa2", "sm90")
 
 

@@ -14,7 +14,7 @@ from fa101.testing import assert_attention, visible_pairs
 from helpers import DTYPES, REDONE, answers, attend, has_extras, kernel_params, on, qkv, variants
 
 with_extras = [p for p in kernel_params() if has_extras(p.values[0])]
-with_windows = [p for p in kernel_params() if has_extras(p.values[0]) or p.values[0] == "sm90"]
+with_softcap = [p for p in kernel_params() if has_extras(p.values[0], "window", "softcap")]
 
 
 def random_extras(q, k, *, seed=0, layout="bhsd"):
@@ -41,11 +41,13 @@ NAMES = ["window", "causal", "softcap", "bias", "mask", "seqlens_k"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kernel", with_extras)
+@pytest.mark.parametrize("kernel", with_softcap)
 def test_each_and_each_pair(kernel, dtype):
     if not answers(kernel, dtype, 40):
         pytest.skip(f"{kernel} has no {dtype}")
     for i, (first, second) in enumerate(itertools.combinations_with_replacement(NAMES, 2)):
+        if not has_extras(kernel, *{first, second} - {"causal"}):
+            continue
         q, k, v = qkv(2, 4, 70, 150, 40, heads_kv=2, dtype=dtype, kernel=kernel, seed=i)
         extras = random_extras(q, k, seed=i)
         options = extras[first] | extras[second]
@@ -64,14 +66,15 @@ def test_all_at_once(kernel, head_dim):
         assert_attention(out, q, k, v, lse=lse, **options)
 
 
-@pytest.mark.parametrize("kernel", with_windows)
+@pytest.mark.parametrize("kernel", with_softcap)
 def test_windows(kernel):
     """Both sides, from none to all, around the tiles, in both corners."""
     widths = [None, 0, 1, 63, 64, 200, 2**62]
     for i, window in enumerate(itertools.product(widths, widths)):
-        head_dim = (32, 128, 256)[i % 3]
+        head_dim = (32, 96, 128, 192, 256)[i % 5]
         q, k, v = qkv(1, 2, 260, (390, 260, 130)[i % 3], head_dim, kernel=kernel, seed=i)
         options = {"window": window, "align": ("top_left", "bottom_right")[i % 2]}
+        options["softcap"] = 2.0 if i % 4 == 3 else 0.0
         out, lse = attend(q, k, v, kernel=kernel, **options)
         assert_attention(out, q, k, v, lse=lse, **options)
 
@@ -90,7 +93,7 @@ def test_window_examples():
 
 @pytest.mark.parametrize("softcap", [0.3, 30.0, 1e4])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kernel", with_extras)
+@pytest.mark.parametrize("kernel", with_softcap)
 def test_softcap(kernel, dtype, softcap):
     """Small and large against the logits; large logits stay within it."""
     if not answers(kernel, dtype, 64):
@@ -177,11 +180,11 @@ def test_lowest_finite_bias(kernel, dtype):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("how", ["mask", "window", "seqlens_k", "both"])
-@pytest.mark.parametrize("kernel", with_windows)
+@pytest.mark.parametrize("how", ["mask", "window", "capped window", "seqlens_k", "both"])
+@pytest.mark.parametrize("kernel", with_softcap)
 def test_hidden_values_have_no_effect(kernel, how, bad):
     """FA-009, FA-050: k, v and bias that no or some queries may not see may hold anything there."""
-    if how != "window" and not has_extras(kernel):
+    if "window" not in how and not has_extras(kernel):
         pytest.skip(f"{kernel} has no mask and no lengths")
     for seqlen_q, seqlen_k in [(1, 300), (3, 130), (130, 200)]:
         q, k, v = qkv(2, 4, seqlen_q, seqlen_k, 48, heads_kv=2, kernel=kernel)
@@ -189,12 +192,13 @@ def test_hidden_values_have_no_effect(kernel, how, bad):
         options = {
             "mask": extras["mask"],
             "window": {"window": (20, 30), "align": "bottom_right"},
+            "capped window": {"window": (20, 30), "align": "bottom_right", "softcap": 2.0},
             "seqlens_k": extras["seqlens_k"],
             "both": extras["mask"] | {"window": (40, 0), "align": "bottom_right"},
         }[how]
         bias = extras["bias"]["bias"] if has_extras(kernel) else None
         clean, clean_lse = attend(q, k, v, kernel=kernel, bias=bias, **options)
-        visibility = {name: x for name, x in options.items() if name not in ("mask", "seqlens_k")}
+        visibility = {name: x for name, x in options.items() if name in ("window", "align")}
         for name in ("mask", "seqlens_k"):
             if name in options:
                 visibility[name] = options[name].cpu().numpy()
