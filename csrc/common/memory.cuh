@@ -81,6 +81,11 @@ __device__ __forceinline__ void store4(T* dst, const Float4& value, int count, b
     }
 }
 
+// Asks for the sector of `address`; nothing waits for it.
+__device__ __forceinline__ void prefetch_l1(const void* address) {
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
+}
+
 // cp.async (sm_80) copies without a register in between, so the copy goes on while the thread
 // computes; zeros where not `valid`. It cannot convert, hence float32 only. 16 bytes go past L1.
 template <int kBytes>

@@ -117,11 +117,17 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
     const TileIndex tile = tile_index(blockIdx.x);
     const int m_begin = tile.m_begin, split = tile.split, bidb = tile.bidb;
 
+    const int chunk_begin = static_cast<int>(partials.keys.begin(split));
+    const int chunk_end = static_cast<int>(min(partials.keys.begin(split + 1), problem.seqlen_k));
+    if constexpr (kPaged) {  // this chunk's part of the table, on its way while the length is
+        constexpr int kSector = 32 / sizeof(int32_t);
+        const Pages pages(problem, tensors, bidb);
+        const int entry = pages.index_of(chunk_begin) + kSector * threadIdx.x;
+        if (entry <= pages.index_of(chunk_end - 1)) prefetch_l1(pages.table + entry);
+    }
     const Mask mask = mask_of(problem, tensors, bidb);
     const int first_query = query_of(m_begin);
     const int last_query = query_of(min(m_begin + kBlockM, num_rows) - 1);
-    const int chunk_begin = static_cast<int>(partials.keys.begin(split));
-    const int chunk_end = static_cast<int>(min(partials.keys.begin(split + 1), problem.seqlen_k));
     const int n_begin = max(mask.key_begin(first_query), chunk_begin);
     const int n_end = min(mask.key_end(last_query), chunk_end);
     // Keys that all rows see.
