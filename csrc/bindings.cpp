@@ -314,9 +314,8 @@ void forward_with_kvcache(nb::handle q, nb::handle k_cache, nb::handle v_cache, 
         v_cache_array(v_cache, "v_cache", access);
     const OptionalArray lse_array(lse, "lse", Access::kWrite), k_array(k, "k", Access::kRead),
         v_array(v, "v", Access::kRead), lengths_array(seqlens_k, "seqlens_k", Access::kRead),
-        table_array(page_table, "page_table", Access::kRead),
-        cos_array(cos, "rotary cos", Access::kRead), sin_array(sin, "rotary sin", Access::kRead),
-        rotated_array(q_rotated, "q_rotated", Access::kWrite);
+        table_array(page_table, "page_table", Access::kRead), cos_array(cos, "cos", Access::kRead),
+        sin_array(sin, "sin", Access::kRead), rotated_array(q_rotated, "q_rotated", Access::kWrite);
     const TensorView q_view = view_of(q_array, "q");
     const TensorView k_cache_view = view_of(k_cache_array, "k_cache");
     const TensorView v_cache_view = view_of(v_cache_array, "v_cache");

@@ -561,17 +561,16 @@ AppendParams make_append_params(const TensorView& k, const TensorView& v, const 
 
     const TensorView *const cos = options.cos, *const sin = options.sin;
     if ((cos == nullptr) != (sin == nullptr)) {
-        throw InvalidArgument("rotary cos and sin must both be there or both be absent");
+        throw InvalidArgument("cos and sin must both be there or both be absent");
     }
     if (cos != nullptr) {
-        require_rotary(*cos, "rotary cos", k_cache, ak.dim, capacity);
-        require_rotary(*sin, "rotary sin", k_cache, ak.dim, capacity);
+        require_rotary(*cos, "cos", k_cache, ak.dim, capacity);
+        require_rotary(*sin, "sin", k_cache, ak.dim, capacity);
         if (sin->dtype != cos->dtype || sin->shape[0] != cos->shape[0] ||
             sin->shape[1] != cos->shape[1]) {
-            throw InvalidArgument("rotary sin has shape " + describe(sin->shape, 2) +
-                                  " and dtype " + name_of(sin->dtype) + " but rotary cos has " +
-                                  describe(cos->shape, 2) + " and " + name_of(cos->dtype) +
-                                  "; they must be equal");
+            throw InvalidArgument("sin has shape " + describe(sin->shape, 2) + " and dtype " +
+                                  name_of(sin->dtype) + " but cos has " + describe(cos->shape, 2) +
+                                  " and " + name_of(cos->dtype) + "; they must be equal");
         }
         p.dtype_rotary = cos->dtype;
         p.rotary_dim = 2 * cos->shape[1];
@@ -605,8 +604,8 @@ AppendParams make_append_params(const TensorView& k, const TensorView& v, const 
                             {"v", &v},
                             {"seqlens_k", options.seqlens_k},
                             {"page_table", options.page_table},
-                            {"rotary cos", cos},
-                            {"rotary sin", sin},
+                            {"cos", cos},
+                            {"sin", sin},
                             {"q", q}};
     for (const Named& output :
          {Named{"k_cache", &k_cache}, {"v_cache", &v_cache}, {"q_rotated", q_rotated}}) {

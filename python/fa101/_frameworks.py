@@ -74,9 +74,14 @@ _EXTRA_DTYPES = {
     "mask": ("bool",),
     "seqlens_k": ("int32",),
     "page_table": ("int32",),
-    "rotary cos": ("float32", "float16", "bfloat16"),
-    "rotary sin": ("float32", "float16", "bfloat16"),
+    "cos": ("float32", "float16", "bfloat16"),
+    "sin": ("float32", "float16", "bfloat16"),
 }
+
+
+@functools.cache
+def _dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")  # a foreign byte order is in it: ">f4"
 
 
 class Framework(ABC):
@@ -85,16 +90,14 @@ class Framework(ABC):
         """q, k and v with their last axis contiguous: copied where it is not."""
 
     @abstractmethod
-    def input(self, name: str, x: Any) -> Any:
-        """One of them alone."""
-
-    @abstractmethod
-    def cache(self, name: str, x: Any, written: bool) -> Any:
-        """k_cache or v_cache, checked for what the binding cannot see; never copied."""
+    def cache_inputs(
+        self, q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any
+    ) -> tuple[Any, Any, Any, Any, Any]:
+        """q, and k and v unless None, as above; the caches as they are, to be written with k."""
 
     def extra(self, name: str, x: Any) -> Any:
         """An optional array, checked for what the binding cannot see."""
-        dtype = str(x.dtype).removeprefix("torch.")  # a foreign byte order is in it: ">f4"
+        dtype = _dtype_name(x.dtype)
         if dtype not in _EXTRA_DTYPES[name]:
             allowed = _EXTRA_DTYPES[name]
             rule = allowed[0] if len(allowed) == 1 else "float32 or the dtype of q"
@@ -158,9 +161,19 @@ class Torch(Framework):
         cast = self._autocast_dtype(q)
         return self._input("q", q, cast), self._input("k", k, cast), self._input("v", v, cast)
 
-    def input(self, name: str, x: Any) -> Any:
-        self._refuse_transforms(**{name: x})
-        return self._input(name, x, self._autocast_dtype(x))
+    def cache_inputs(
+        self, q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any
+    ) -> tuple[Any, Any, Any, Any, Any]:
+        new = {} if k is None or v is None else {"k": k, "v": v}
+        self._refuse_transforms(q=q, k_cache=k_cache, v_cache=v_cache, **new)
+        for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
+            self._require_plain_memory(name, x)
+            if x.dtype not in self._dtypes:
+                raise _refuse_dtype(name, x.dtype)
+        cast = self._autocast_dtype(q)
+        for name, x in new.items():
+            new[name] = self._input(name, x, cast)
+        return self._input("q", q, cast), k_cache, v_cache, new.get("k", k), new.get("v", v)
 
     def _autocast_dtype(self, x: Any) -> Any:
         torch, place = self._torch, "cuda" if x.is_cuda else "cpu"
@@ -191,22 +204,17 @@ class Torch(Framework):
         return x.resolve_neg()
 
     def writable(self, out: Any) -> Any:
-        return self._writable("out", out)
+        self._refuse_transforms(out=out)
+        self._require_plain_memory("out", out)
+        return out
 
-    def cache(self, name: str, x: Any, written: bool) -> Any:
-        self._writable(name, x)
-        if x.dtype not in self._dtypes:
-            raise _refuse_dtype(name, x.dtype)
-        return x
-
-    def _writable(self, name: str, x: Any) -> Any:
-        self._refuse_transforms(**{name: x})
+    def _require_plain_memory(self, name: str, x: Any) -> None:
+        """Of what is used where it is."""
         self._require_dense(name, x)
         if x.is_neg():
             raise ValueError(
                 f"{name} is a negated view (Tensor.is_neg); it cannot be used in place"
             )
-        return x
 
     def _require_dense(self, name: str, x: Any) -> None:
         kind = type(x)
@@ -303,13 +311,21 @@ class Numpy(Framework):
         self._dtypes = {self._xp.dtype("float32"), self._xp.dtype("float16")}
 
     def inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
-        return self.input("q", q), self.input("k", k), self.input("v", v)
+        return self._input("q", q), self._input("k", k), self._input("v", v)
 
-    def input(self, name: str, x: Any) -> Any:
-        x = self.cache(name, x, written=False)
+    def cache_inputs(
+        self, q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any
+    ) -> tuple[Any, Any, Any, Any, Any]:
+        k_cache, v_cache = self._cache("k_cache", k_cache), self._cache("v_cache", v_cache)
+        k = None if k is None else self._input("k", k)
+        v = None if v is None else self._input("v", v)
+        return self._input("q", q), k_cache, v_cache, k, v
+
+    def _input(self, name: str, x: Any) -> Any:
+        x = self._cache(name, x)
         return x if self._is_readable(x) else x.copy(order="C")
 
-    def cache(self, name: str, x: Any, written: bool) -> Any:
+    def _cache(self, name: str, x: Any) -> Any:
         self._require_plain(name, x)
         if x.dtype not in self._dtypes and x.dtype.name != "bfloat16":
             raise _refuse_dtype(name, x.dtype)
@@ -360,9 +376,9 @@ class Numpy(Framework):
 class Cupy(Numpy):
     module = "cupy"
 
-    def input(self, name: str, x: Any) -> Any:
+    def _input(self, name: str, x: Any) -> Any:
         with x.device:
-            return super().input(name, x)
+            return super()._input(name, x)
 
     def extra(self, name: str, x: Any) -> Any:
         return Framework.extra(self, name, x)
@@ -421,20 +437,23 @@ class Jax(Framework):
         self._np = numpy
 
     def inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
-        return self.input("q", q), self.input("k", k), self.input("v", v)
+        return self._input("q", q), self._input("k", k), self._input("v", v)
 
-    def input(self, name: str, x: Any) -> Any:
+    def _input(self, name: str, x: Any) -> Any:
         if x.dtype.name not in ("float32", "float16", "bfloat16"):
             raise _refuse_dtype(name, x.dtype)
         self._require_one_device(name, x)
         return x
 
-    def cache(self, name: str, x: Any, written: bool) -> Any:
-        if written:
+    def cache_inputs(
+        self, q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any
+    ) -> tuple[Any, Any, Any, Any, Any]:
+        if k is not None:
             raise ValueError(
-                f"k and v are given, but {name} is a JAX array, which cannot be written in place"
+                "k and v are given, but k_cache is a JAX array, which cannot be written in place"
             )
-        return self.input(name, x)
+        q, k_cache = self._input("q", q), self._input("k_cache", k_cache)
+        return q, k_cache, self._input("v_cache", v_cache), None, v
 
     def extra(self, name: str, x: Any) -> Any:
         self._require_one_device(name, x)

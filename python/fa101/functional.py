@@ -258,31 +258,26 @@ def flash_attention_with_kvcache(
     options["num_splits"] = _num_splits(num_splits)
     cos, sin, interleaved = _rotary(rotary)
     on_host = seqlens_k is None or isinstance(seqlens_k, (Integral, list, tuple))
-    extras = {"page_table": page_table, "rotary cos": cos, "rotary sin": sin}
+    extras = {"page_table": page_table, "cos": cos, "sin": sin}
     if not on_host:
         extras["seqlens_k"] = seqlens_k
     framework = _common_framework(
         {"q": q, "k_cache": k_cache, "v_cache": v_cache}, extras | {"k": k, "v": v, "out": out}
     )
-    q = framework.input("q", q)
-    appends = k is not None
-    k_cache = framework.cache("k_cache", k_cache, appends)
-    v_cache = framework.cache("v_cache", v_cache, appends)
-    new = {name: framework.input(name, x) for name, x in (("k", k), ("v", v)) if x is not None}
+    q, k_cache, v_cache, k, v = framework.cache_inputs(q, k_cache, v_cache, k, v)
     extras = {name: framework.extra(name, x) for name, x in extras.items() if x is not None}
-    room = _room(k_cache, page_table, new.get("k"), layout)
     if on_host:
+        room = _room(k_cache, page_table, k, layout)
         lengths = _lengths(seqlens_k, q.shape[0] if q.shape else 0, room)
         if lengths is not None:
             extras["seqlens_k"] = framework.int32(lengths, q)
     elif (found := framework.host_range(extras["seqlens_k"])) is not None:
-        _require_room("seqlens_k", found, room)
+        _require_room("seqlens_k", found, _room(k_cache, page_table, k, layout))
 
     target = framework.empty_out(q, v_cache) if out is None else framework.writable(out)
     lse = framework.empty_lse(q, layout) if return_lse else None
-    optional = new | {name.removeprefix("rotary "): x for name, x in extras.items()}
     if cos is not None:
-        optional["q_rotated"] = framework.empty_out(q, q)
+        extras["q_rotated"] = framework.empty_out(q, q)
     argument = framework.argument
     _fa101.forward_with_kvcache(
         argument(q),
@@ -290,14 +285,16 @@ def flash_attention_with_kvcache(
         argument(v_cache),
         argument(target),
         None if lse is None else argument(lse),
-        **{name: argument(x) for name, x in optional.items()},
+        k=None if k is None else argument(k),
+        v=None if v is None else argument(v),
+        **{name: argument(x) for name, x in extras.items()},
         **options,
         interleaved=interleaved,
         stream=framework.stream(q),
         allocate=framework.allocator(q),
         num_threads=framework.num_threads(),
     )
-    if appends:
+    if k is not None:
         framework.written(k_cache)
         framework.written(v_cache)
     if out is None:

@@ -387,26 +387,26 @@ TEST_CASE("what append refuses, it names") {
           "k_cache has pages of 40 keys; the page size must be a power of two from 16 on");
     CHECK(message<InvalidArgument>(with([&](Append& a) {
               a.cos.emplace(f32, std::vector<int64_t>{40, 12});
-          })) == "rotary cos and sin must both be there or both be absent");
+          })) == "cos and sin must both be there or both be absent");
     CHECK(message<InvalidArgument>(with([&](Append& a) {
               a.cos.emplace(f32, std::vector<int64_t>{39, 12});
               a.sin.emplace(f32, std::vector<int64_t>{39, 12});
           })) ==
-          "rotary cos has shape (39, 12); it must be (positions, rotary_dim / 2) with a "
+          "cos has shape (39, 12); it must be (positions, rotary_dim / 2) with a "
           "position for each of the 40 keys that k_cache has room for and rotary_dim at "
           "most the head_dim, 24");
     CHECK(message<InvalidArgument>(with([&](Append& a) {
               a.cos.emplace(f32, std::vector<int64_t>{40, 12});
               a.sin.emplace(f32, std::vector<int64_t>{41, 12});
-          })).find("rotary sin has shape (41, 12)") == 0);
+          })).find("sin has shape (41, 12)") == 0);
     CHECK(message<InvalidArgument>(with([&](Append& a) {
               a.cos.emplace(f32, std::vector<int64_t>{40, 13});
               a.sin.emplace(f32, std::vector<int64_t>{40, 13});
-          })).find("rotary cos has shape (40, 13)") == 0);
+          })).find("cos has shape (40, 13)") == 0);
     CHECK(message<InvalidType>(with([&](Append& a) {
               a.cos.emplace(DType::kFloat16, std::vector<int64_t>{40, 12});
               a.sin.emplace(DType::kFloat16, std::vector<int64_t>{40, 12});
-          })).find("rotary cos has dtype float16; it must be float32") == 0);
+          })).find("cos has dtype float16; it must be float32") == 0);
 
     Append a = usual();
     const TensorView lengths = a.lengths.view();

@@ -435,6 +435,26 @@ def test_pages_that_are_none(device):
         assert torch.equal(bits(x), bits(y))
 
 
+@pytest.mark.gpu
+def test_pool_beyond_2_to_31_elements():
+    """FA-026: pages at the far end of 4 GB, read and written."""
+    if torch.cuda.mem_get_info()[0] < 10 << 30:
+        pytest.skip("needs 10 GB")
+    cache = Cache([30, 60], 64, heads_kv=1, head_dim=64, dtype=torch.float16, device="cuda", new=2)
+    q = queries(cache, 2)
+    num_pages = 2**31 // (16 * 64) + 8
+    pages = num_pages - 1 - torch.arange(8, device="cuda").view(2, 4)
+    pools = [torch.empty(num_pages, 16, 1, 64, dtype=torch.float16, device="cuda") for _ in "kv"]
+    for pool, x in zip(pools, (cache.k, cache.v), strict=True):
+        pool[pages] = x.view(2, 4, 16, 1, 64)
+    out = flash_attention_with_kvcache(
+        q, *pools, **cache.new_keys(), seqlens_k=cache.seqlens_k, page_table=pages.int()
+    )
+    assert torch.equal(out, cache.call(q))
+    for pool, x in zip(pools, cache.complete(), strict=True):
+        assert torch.equal(bits(pool[pages].view(2, 64, 1, 64)), bits(x))
+
+
 # ---- rotary --------------------------------------------------------------------------------------
 
 
@@ -557,9 +577,9 @@ def bad_calls():
         (new | {"rotary": (angles, angles)}, TypeError, "rotary is a builtins.tuple; it must be a"),
         (new | {"rotary": (angles, angles, 1)}, TypeError, "rotary's interleaved is 1"),
         (new | {"rotary": (angles[1:], angles[1:], True)}, ValueError,
-         r"rotary cos has shape \(15, 4\).*each of the 16 keys"),
-        (new | {"rotary": (angles, angles[:, :3], True)}, ValueError, "rotary sin has shape"),
-        (new | {"rotary": (angles.half(), angles.half(), True)}, TypeError, "rotary cos has dtype"),
+         r"cos has shape \(15, 4\).*each of the 16 keys"),
+        (new | {"rotary": (angles, angles[:, :3], True)}, ValueError, "sin has shape"),
+        (new | {"rotary": (angles.half(), angles.half(), True)}, TypeError, "cos has dtype"),
         ({"layout": "sbhd"}, ValueError, "layout is 'sbhd'"),
         ({"align": "left"}, ValueError, "align is 'left'"),
         ({"causal": 1}, TypeError, "causal is 1"),
