@@ -13,6 +13,7 @@
 #include "common/host_device.h"
 #include "common/mask.h"
 #include "common/online_softmax.h"
+#include "common/warp.cuh"
 
 #include <cstdint>
 
@@ -37,41 +38,7 @@ __device__ __forceinline__ void for_each(Tile<kM, kN>& tile, F&& f) {
     }
 }
 
-__device__ __forceinline__ float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-
-__device__ __forceinline__ float quad_sum(float x) {
-    x += __shfl_xor_sync(~0u, x, 1);
-    return x + __shfl_xor_sync(~0u, x, 2);
-}
-
-// 2^x to two units in the last place.
-__device__ __forceinline__ float exp2_approx(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 __device__ __forceinline__ bool is_finite(float x) { return fabsf(x) < INFINITY; }
-
-// threadIdx.x and blockIdx.x, read where they are needed: what is computed from them is not kept in
-// registers from one place to the next.
-template <int kNThreads>
-__device__ __forceinline__ int reread_thread_index() {
-    int index;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
-    __builtin_assume(index >= 0 && index < kNThreads);
-    return index;
-}
-
-__device__ __forceinline__ int reread_block_index() {
-    int index;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
-    __builtin_assume(index >= 0);
-    return index;
-}
 
 // The matrix of one head. The batch index is made opaque, so that the pointer is worked out where
 // it is used and not kept in registers.

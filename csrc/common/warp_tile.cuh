@@ -12,18 +12,12 @@
 #include "common/mask.h"
 #include "common/memory.cuh"
 #include "common/online_softmax.h"
+#include "common/warp.cuh"
 #include "common/warp_tile.h"
 
 #include <cstdint>
 
 namespace fa101 {
-
-// 2^x in one instruction, to two units in the last place; results below 2^-126 become 0.
-__device__ __forceinline__ float exp2_approx(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 __device__ __forceinline__ Float4 load_shared4(const float* src) {
     return *reinterpret_cast<const Float4*>(src);

@@ -7,29 +7,14 @@
 // check of its own. It is the same for all threads, so the branch costs next to nothing.
 #pragma once
 
+#include "common/warp.cuh"
+
 #include <cute/tensor.hpp>
 
 namespace fa101 {
 
-// threadIdx.x and blockIdx.x, read where they are needed: what is computed from them can neither be
-// hoisted out of a loop nor kept across it, where it would hold registers for the whole time.
-template <int kNThreads>
-CUTE_DEVICE int reread_thread_index() {
-    int index;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
-    __builtin_assume(index >= 0 && index < kNThreads);
-    return index;
-}
-
-CUTE_DEVICE int reread_block_index() {
-    int index;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
-    __builtin_assume(index >= 0);
-    return index;
-}
-
-// The tile of a row-major matrix that starts at first_row. The stride is made opaque for the same
-// reason as above: its multiples would be kept in registers over the whole loop.
+// The tile of a row-major matrix that starts at first_row. The stride is made opaque: its
+// multiples would be kept in registers over the whole loop.
 template <class Shape, class Element>
 CUTE_DEVICE auto gmem_tile(Element* ptr, int64_t row_stride, int first_row) {
     using namespace cute;

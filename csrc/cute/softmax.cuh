@@ -11,18 +11,13 @@
 #pragma once
 
 #include "common/online_softmax.h"
+#include "common/warp.cuh"
 
 #include <cute/tensor.hpp>
 
 #include <limits>
 
 namespace fa101 {
-
-CUTE_DEVICE float exp2_approx(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 template <int kRows>
 struct OnlineSoftmax {
@@ -68,12 +63,6 @@ struct OnlineSoftmax {
         return exceeds;
     }
 
-    // Over the four lanes of a row.
-    CUTE_DEVICE static float quad_max(float x) {
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-        return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-    }
-
     // Moves m of row r to the block's maximum if that exceeds it too far.
     template <class Acc>
     CUTE_DEVICE void raise(int r, float block_max, Acc& acc) {
@@ -106,10 +95,7 @@ struct OnlineSoftmax {
     // Adds the lanes' shares of l.
     CUTE_DEVICE void finish() {
         CUTE_UNROLL
-        for (int r = 0; r < kRows; ++r) {
-            row_sum[r] += __shfl_xor_sync(0xffffffffu, row_sum[r], 1);
-            row_sum[r] += __shfl_xor_sync(0xffffffffu, row_sum[r], 2);
-        }
+        for (int r = 0; r < kRows; ++r) row_sum[r] = quad_sum(row_sum[r]);
     }
 };
 

@@ -4,29 +4,16 @@
 
 #include "build_config.h"
 #include "common/built_head_dims.h"
-#include "common/mask.h"
+#include "common/find_tile.h"
 #include "flash_attn/tile_config.h"
 #include "flash_attn_sm75/family.h"
 #include "flash_attn_tf32/family.h"
 
-#include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <string>
 
 namespace fa101::fa2_cute {
 namespace {
-
-// The first compiled tile that holds q, k and v in at most `smem_bytes`; null: none does.
-const TileConfig* find_tile(const Problem& p, int64_t smem_bytes) {
-    for (const TileConfig& tile : kTiles) {
-        if (is_compiled(tile.head_dim) && std::max(p.head_dim, p.head_dim_v) <= tile.head_dim &&
-            tile.smem_bytes() <= smem_bytes) {
-            return &tile;
-        }
-    }
-    return nullptr;
-}
 
 constexpr bool kIsBuilt = FA101_HAS_CUDA && sizeof(FA101_CUTE_ARCHS) > 1;
 
@@ -46,27 +33,15 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
         return std::string("it needs one dtype for q, k, v and out; they have ") +
                name_of(p.dtype_q) + ", " + name_of(p.dtype_kv) + " and " + name_of(p.dtype_o);
     }
-    if (find_tile(p, std::numeric_limits<int64_t>::max()) == nullptr) {
-        return "head_dim is " + std::to_string(std::max(p.head_dim, p.head_dim_v)) +
-               ", more than its tiles hold in this build (FA101_HEAD_DIMS, at most 256)";
-    }
-    const TileConfig* const tile = find_tile(p, device.smem_per_block);
-    if (tile == nullptr) {
-        return "its tiles for head_dim " + std::to_string(p.head_dim) + " need more than the " +
-               std::to_string(device.smem_per_block) + " bytes of shared memory a block has";
-    }
-    const int64_t blocks = p.batch * p.num_heads * ceil_div<int64_t>(p.seqlen_q, tile->block_m);
-    if (blocks > std::numeric_limits<int>::max()) {
-        return "batch * num_heads * query tiles is " + std::to_string(blocks) +
-               "; a grid holds 2^31 - 1 blocks";
-    }
-    return "";
+    const TileConfig* const tile = find_tile(kTiles, p, device.smem_per_block);
+    if (tile == nullptr) return refuse_head_dim(kTiles, p, device);
+    return refuse_query_tiles(p, tile->block_m);
 }
 
 Tile tile(const Problem& p, const DeviceInfo& device) {
     if (p.dtype_q == DType::kFloat32) return tf32::tile(p, device);
     if (is_turing(device)) return sm75::tile(p, device);
-    const TileConfig& plain = *find_tile(p, device.smem_per_block);
+    const TileConfig& plain = *find_tile(kTiles, p, device.smem_per_block);
     const TileConfig tile = has_extras(p) ? plain.with_extras() : plain;
     return {tile.block_m, tile.block_n, tile.head_dim, tile.num_warps, tile.stages};
 }

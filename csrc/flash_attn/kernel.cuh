@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
                 exceeds = false;
                 tries = true;
                 CUTE_UNROLL
-                for (int r = 0; r < kRows; ++r) block_max[r] = softmax.quad_max(block_max[r]);
+                for (int r = 0; r < kRows; ++r) block_max[r] = quad_max(block_max[r]);
                 pair_exchange(thread() / 32, block_max, other_max, shared.row_values, s_coord);
                 CUTE_UNROLL
                 for (int r = 0; r < kRows; ++r) {

@@ -4,26 +4,13 @@
 
 #include "build_config.h"
 #include "common/built_head_dims.h"
-#include "common/mask.h"
+#include "common/find_tile.h"
 #include "flash_attn_sm75/tile_config.h"
 
-#include <algorithm>
-#include <cstdint>
-#include <limits>
 #include <string>
 
 namespace fa101::sm75 {
 namespace {
-
-// The first compiled tile that holds q, k and v; null: none does.
-const TileConfig* find_tile(const Problem& p) {
-    for (const TileConfig& tile : kTiles) {
-        if (is_compiled(tile.head_dim) && std::max(p.head_dim, p.head_dim_v) <= tile.head_dim) {
-            return &tile;
-        }
-    }
-    return nullptr;
-}
 
 constexpr bool kIsBuilt = FA101_HAS_CUDA && sizeof(FA101_SM75_ARCHS) > 1;
 
@@ -38,21 +25,13 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
         return std::string("on sm_75 it needs float16 for q, k, v and out; they have ") +
                name_of(p.dtype_q) + ", " + name_of(p.dtype_kv) + " and " + name_of(p.dtype_o);
     }
-    const TileConfig* const tile = find_tile(p);
-    if (tile == nullptr) {
-        return "head_dim is " + std::to_string(std::max(p.head_dim, p.head_dim_v)) +
-               ", more than its tiles hold in this build (FA101_HEAD_DIMS, at most 256)";
-    }
-    const int64_t blocks = p.batch * p.num_heads * ceil_div<int64_t>(p.seqlen_q, tile->block_m);
-    if (blocks > std::numeric_limits<int>::max()) {
-        return "batch * num_heads * query tiles is " + std::to_string(blocks) +
-               "; a grid holds 2^31 - 1 blocks";
-    }
-    return "";
+    const TileConfig* const tile = find_tile(kTiles, p, device.smem_per_block);
+    if (tile == nullptr) return refuse_head_dim(kTiles, p, device);
+    return refuse_query_tiles(p, tile->block_m);
 }
 
-Tile tile(const Problem& p, const DeviceInfo&) {
-    const TileConfig& tile = *find_tile(p);
+Tile tile(const Problem& p, const DeviceInfo& device) {
+    const TileConfig& tile = *find_tile(kTiles, p, device.smem_per_block);
     return {tile.block_m, tile.block_n, tile.head_dim, tile.num_warps, /*stages=*/1};
 }
 

@@ -34,6 +34,7 @@
 #include "common/memory.cuh"
 #include "common/mma_tile.cuh"
 #include "common/online_softmax.h"
+#include "common/warp.cuh"
 #include "flash_attn_sm75/mma.cuh"
 #include "flash_attn_sm75/tile_config.h"
 
@@ -71,7 +72,7 @@ __device__ __forceinline__ void copy_rows(__half* dst, const __half* src, int64_
                                           bool aligned16) {
     constexpr int kRowsAtOnce = 8 * kNThreads / kCols, kBatch = 4;
     static_assert(kRows % (kRowsAtOnce * kBatch) == 0, "every thread copies as much");
-    const int thread = mma::reread_thread_index<kNThreads>();
+    const int thread = reread_thread_index<kNThreads>();
     asm volatile("" : "+l"(row_stride));  // its multiples are not kept in registers either
     const int row_of_thread = thread / (kCols / 8), col = thread % (kCols / 8) * 8;
     dst += row_of_thread * kStride + col;
@@ -131,7 +132,7 @@ __global__ void __launch_bounds__(32 * kTiles[kTileIndex].num_warps,
     __half* const sV = smem + kBlockN * kStride;             // (BlockN, stride)
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler: one for a warp
     const int warp_row = warp * kWarpM;
-    const auto get_lane = [] { return mma::reread_thread_index<kNThreads>() % 32; };
+    const auto get_lane = [] { return reread_thread_index<kNThreads>() % 32; };
 
     // ---- Q, once ----
     copy_rows<kBlockM, kHeadDim, kStride, kNThreads>(
@@ -254,7 +255,7 @@ __global__ void __launch_bounds__(32 * kTiles[kTileIndex].num_warps,
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const int row = m_begin + warp_row + lane / 4 + mma::row_of(0, 2 * i);
-        const float sum = mma::quad_sum(softmax.row_sum[0][i]);
+        const float sum = quad_sum(softmax.row_sum[0][i]);
         const float inverse = inverse_row_sum(sum);
         if (row >= seqlen_q) continue;
         if (tensors.lse_ptr != nullptr && lane % 4 == 0) {

@@ -38,9 +38,6 @@ CUTE_DEVICE void copy_async(uint32_t smem, const void* gmem, bool inside) {
                  : "memory");
 }
 
-// This thread's copies are there; for other threads' a barrier is needed too.
-CUTE_DEVICE void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
 // Calls visit(row, column, byte offset) for the pieces of the panels [first, last) of a tile of
 // kRows rows that are this thread's: 8 neighbouring threads share a row of a panel.
 template <int kRows, int kNThreads, class Visit>

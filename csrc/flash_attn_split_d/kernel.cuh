@@ -59,6 +59,7 @@
 #include "common/mask.h"
 #include "common/memory.cuh"
 #include "common/online_softmax.h"
+#include "common/warp.cuh"
 #include "cute/mask.cuh"
 #include "cute/softmax.cuh"
 #include "flash_attn_split_d/copy.cuh"
@@ -241,7 +242,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, 1)
             __syncthreads();  // V (n - 1) is used up
             load_k(n_block, 0, num_panels);
         }
-        wait_for_copies();
+        cp_async_wait();
         __syncthreads();  // K (n) is there; V (n - 1) and the weights are used up
 
         // Partial logits: this warp's keys, its part of D.
@@ -372,8 +373,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, 1)
         if (group_any<Traits>(own.row_group, exceeds)) {
             CUTE_UNROLL
             for (int r = 0; r < 2; ++r) {
-                block_max[r] = fmaxf(block_max[r], __shfl_xor_sync(~0u, block_max[r], 1));
-                block_max[r] = fmaxf(block_max[r], __shfl_xor_sync(~0u, block_max[r], 2));
+                block_max[r] = quad_max(block_max[r]);
                 if (own.owns() && own.lane % 4 == 0) {
                     row_values[own.row(0) + 8 * r][own.key_part()] = block_max[r];
                 }
@@ -423,7 +423,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, 1)
 
         // V (n) and all weights are there; K (n) is used up. A hidden key has weight 0, but
         // 0 * NaN = NaN: where rows may not see all of V, see whether it is finite.
-        wait_for_copies();
+        cp_async_wait();
         bool nonfinite = false;
         if (is_partial) {
             uint32_t found = 0;
@@ -523,8 +523,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, 1)
     const TileIndex out = tile_index(reread_block_index());
     CUTE_UNROLL
     for (int r = 0; r < 2; ++r) {
-        row_sum[r] += __shfl_xor_sync(~0u, row_sum[r], 1);
-        row_sum[r] += __shfl_xor_sync(~0u, row_sum[r], 2);
+        row_sum[r] = quad_sum(row_sum[r]);
         if (own.owns() && own.lane % 4 == 0) {
             row_values[own.row(0) + 8 * r][own.key_part()] = row_sum[r];
         }

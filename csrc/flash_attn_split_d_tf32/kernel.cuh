@@ -46,6 +46,7 @@
 #include "common/memory.cuh"
 #include "common/mma_tile.cuh"
 #include "common/online_softmax.h"
+#include "common/warp.cuh"
 #include "flash_attn_split_d_tf32/family.h"
 #include "flash_attn_split_d_tf32/tile_config.h"
 #include "flash_attn_tf32/mma.cuh"
@@ -119,7 +120,7 @@ __global__ void __launch_bounds__(32 * kNumWarps, kTiles[kTileIndex].blocks_per_
 
     // ---- Shared memory, and the copies into it ----
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler: one for a warp
-    const auto get_lane = [] { return mma::reread_thread_index<kNThreads>() % 32; };
+    const auto get_lane = [] { return reread_thread_index<kNThreads>() % 32; };
     extern __shared__ __align__(16) float shared[];
     float* const all_slots = shared;                                    // [warp][slot]
     float* const all_q = all_slots + kNumWarps * kSlots * kSlotFloats;  // [warp]
@@ -275,7 +276,7 @@ __global__ void __launch_bounds__(32 * kNumWarps, kTiles[kTileIndex].blocks_per_
             x[k] = sees(k) ? x[k] * kLog2e : -INFINITY;
         }
         if (problem.has_bias || problem.has_mask) {
-            const TileIndex at = tile_index(mma::reread_block_index());
+            const TileIndex at = tile_index(reread_block_index());
             const BiasMask arrays(problem, tensors, at.bidb, at.bidh);
 #pragma unroll
             for (int k = 0; k < kRowKeys; ++k) {
@@ -299,11 +300,11 @@ __global__ void __launch_bounds__(32 * kNumWarps, kTiles[kTileIndex].blocks_per_
         const float new_max = moves ? block_max : row_max, shift = safe_row_max(new_max);
 #pragma unroll
         for (int k = 0; k < kRowKeys; ++k) {
-            const float weight = mma::exp2_approx(x[k] - shift);
+            const float weight = exp2_approx(x[k] - shift);
             sP[weight_offset(row, key + k)] = weight;
             block_sum += weight;
         }
-        const float rescale = moves ? mma::exp2_approx(row_max - shift) : 1.0f;
+        const float rescale = moves ? exp2_approx(row_max - shift) : 1.0f;
         row_sum = row_sum * rescale + block_sum;
         row_max = new_max;
         if (lane % kRowLanes == 0) sRow[row] = rescale;
@@ -333,7 +334,7 @@ __global__ void __launch_bounds__(32 * kNumWarps, kTiles[kTileIndex].blocks_per_
             const int lane = get_lane();
             float* const sV = slot(warp, i);
             if (careful) {
-                const TileIndex at = tile_index(mma::reread_block_index());
+                const TileIndex at = tile_index(reread_block_index());
                 const BiasMask arrays(problem, tensors, at.bidb, at.bidh);
                 const mma::LogitsPlace place = {block_mask, m_begin,  num_rows,
                                                 n_begin,    lane / 4, 0};
@@ -386,7 +387,7 @@ __global__ void __launch_bounds__(32 * kNumWarps, kTiles[kTileIndex].blocks_per_
 
     // ---- O / l and lse; the tile's place is worked out anew instead of kept over the loop ----
     const int lane = get_lane();
-    const TileIndex out = tile_index(mma::reread_block_index());
+    const TileIndex out = tile_index(reread_block_index());
     const int rows_left = seqlen_q - out.m_begin;
     {
         const int row = warp * (kBlockM / kNumWarps) + lane / kRowLanes;

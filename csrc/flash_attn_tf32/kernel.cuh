@@ -46,6 +46,7 @@
 #include "common/memory.cuh"
 #include "common/mma_tile.cuh"
 #include "common/online_softmax.h"
+#include "common/warp.cuh"
 #include "flash_attn_tf32/mma.cuh"
 #include "flash_attn_tf32/tile_config.h"
 #include "flash_attn_tf32/tiles.cuh"
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(32 * kTiles[kTileIndex].num_warps,
     const int bidh_kv = bidh / (num_heads / static_cast<int>(problem.num_heads_kv));
     // Made where it is needed, not kept in registers.
     const auto make_bias_mask = [&] {
-        const int batch_head = tile_index(mma::reread_block_index()).batch_head;
+        const int batch_head = tile_index(reread_block_index()).batch_head;
         return BiasMask(problem, tensors, batch_head / num_heads, batch_head % num_heads);
     };
 
@@ -103,14 +104,14 @@ __global__ void __launch_bounds__(32 * kTiles[kTileIndex].num_warps,
     float* const sV = sK + kBlockN * kStride;                // (BlockN, stride)
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler: one for a warp
     const int warp_row = warp * kWarpM;
-    const auto get_lane = [] { return mma::reread_thread_index<kNThreads>() % 32; };
+    const auto get_lane = [] { return reread_thread_index<kNThreads>() % 32; };
 
     const auto copy_k = [&](int n_block) {
         const int n_begin = n_block * kBlockN;
         const auto* const k_ptr = mma::head_ptr<float>(tensors.k_ptr, tensors.k_batch_stride,
                                                        tensors.k_head_stride, bidb, bidh_kv);
         copy_rows<kBlockN, kHeadDim, kStride, kNThreads>(
-            mma::reread_thread_index<kNThreads>(), sK, k_ptr, tensors.k_row_stride, n_begin,
+            reread_thread_index<kNThreads>(), sK, k_ptr, tensors.k_row_stride, n_begin,
             tile_mask.num_keys, head_dim, problem.aligned16);
     };
     const auto copy_v = [&](int n_block) {
@@ -118,7 +119,7 @@ __global__ void __launch_bounds__(32 * kTiles[kTileIndex].num_warps,
         const auto* const v_ptr = mma::head_ptr<float>(tensors.v_ptr, tensors.v_batch_stride,
                                                        tensors.v_head_stride, bidb, bidh_kv);
         copy_rows<kBlockN, kHeadDim, kStride, kNThreads>(
-            mma::reread_thread_index<kNThreads>(), sV, v_ptr, tensors.v_row_stride, n_begin,
+            reread_thread_index<kNThreads>(), sV, v_ptr, tensors.v_row_stride, n_begin,
             tile_mask.num_keys, head_dim_v, problem.aligned16);
     };
 
@@ -209,8 +210,8 @@ __global__ void __launch_bounds__(32 * kTiles[kTileIndex].num_warps,
 
     const auto* const q_ptr = mma::head_ptr<float>(tensors.q_ptr, tensors.q_batch_stride,
                                                    tensors.q_head_stride, bidb, bidh);
-    copy_rows<kBlockM, kHeadDim, kStride, kNThreads>(mma::reread_thread_index<kNThreads>(), sQ,
-                                                     q_ptr, tensors.q_row_stride, m_begin, seqlen_q,
+    copy_rows<kBlockM, kHeadDim, kStride, kNThreads>(reread_thread_index<kNThreads>(), sQ, q_ptr,
+                                                     tensors.q_row_stride, m_begin, seqlen_q,
                                                      head_dim, problem.aligned16);
 #pragma unroll 1
     for (bool careful = false;; careful = true) {
@@ -225,14 +226,14 @@ __global__ void __launch_bounds__(32 * kTiles[kTileIndex].num_warps,
 
     // ---- O / l and lse; the tile's place is worked out anew instead of kept over the loop ----
     const int lane = get_lane();
-    const TileIndex out = tile_index(mma::reread_block_index());
+    const TileIndex out = tile_index(reread_block_index());
     float* const o_ptr = Head<float>(problem, tensors, out.batch_head).o;
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int row = out.m_begin + warp_row + lane / 4 + mma::row_of(m, 2 * i);
-            const float sum = mma::quad_sum(softmax.row_sum[m][i]);
+            const float sum = quad_sum(softmax.row_sum[m][i]);
             const float inverse = inverse_row_sum(sum);
             if (row >= seqlen_q) continue;
             if (tensors.lse_ptr != nullptr && lane % 4 == 0) {

@@ -4,13 +4,13 @@
 
 #include "build_config.h"
 #include "common/built_head_dims.h"
+#include "common/find_tile.h"
 #include "common/mask.h"
 #include "flash_decode/splits.h"
 #include "flash_decode_tf32/tile_config.h"
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <string>
 
 namespace fa101::decode_tf32 {
@@ -19,16 +19,11 @@ namespace {
 // The rows of one key/value head: its group's queries.
 int64_t packed_rows(const Problem& p) { return p.seqlen_q * p.group_size(); }
 
-// The first compiled tile that holds q, k and v in at most `smem_bytes`; null: none does.
-const TileConfig* find_tile(const Problem& p, int64_t smem_bytes) {
-    for (const TileConfig& tile : kTiles) {
-        if (is_compiled(tile.head_dim) && std::max(p.head_dim, p.head_dim_v) <= tile.head_dim &&
-            (packed_rows(p) <= tile.block_m || tile.block_m > 16) &&
-            tile.smem_bytes() <= smem_bytes) {
-            return &tile;
-        }
-    }
-    return nullptr;
+// The tile of up to 16 rows, or that of more.
+const TileConfig* find_tile(const Problem& p, const DeviceInfo& device) {
+    return fa101::find_tile(kTiles, p, device.smem_per_block, [&](const TileConfig& tile) {
+        return packed_rows(p) <= tile.block_m || tile.block_m > 16;
+    });
 }
 
 // Blocks of one split.
@@ -50,27 +45,19 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
                name_of(p.dtype_q) + ", " + name_of(p.dtype_kv) + " and " + name_of(p.dtype_o);
     }
     if (FA101_HAS_CUDA && !kIsBuilt) return "this build has none of its float32 code (FA101_ARCHS)";
-    const std::string widest = std::to_string(std::max(p.head_dim, p.head_dim_v));
-    if (find_tile(p, std::numeric_limits<int64_t>::max()) == nullptr) {
-        return "head_dim is " + widest +
-               ", more than its float32 tiles hold in this build (FA101_HEAD_DIMS, at most 256)";
-    }
-    const TileConfig* const tile = find_tile(p, device.smem_per_block);
-    if (tile == nullptr) {
-        return "its float32 tiles for head_dim " + widest + " need more than the " +
-               std::to_string(device.smem_per_block) + " bytes of shared memory a block has";
-    }
+    const TileConfig* const tile = find_tile(p, device);
+    if (tile == nullptr) return refuse_head_dim(kTiles, p, device, "float32 ");
     return flash_decode::refuse_grid(p, blocks_per_split(p, *tile) * num_splits(p, device));
 }
 
 Tile tile(const Problem& p, const DeviceInfo& device) {
-    const TileConfig& tile = *find_tile(p, device.smem_per_block);
+    const TileConfig& tile = *find_tile(p, device);
     return {tile.block_m, tile.block_n * tile.num_teams(), tile.head_dim, tile.num_warps,
             tile.slots};
 }
 
 int num_splits(const Problem& p, const DeviceInfo& device) {
-    const TileConfig& tile = *find_tile(p, device.smem_per_block);
+    const TileConfig& tile = *find_tile(p, device);
     const int64_t chunk =
         flash_decode::choose_chunk(blocks_per_split(p, tile), 2 * std::max(device.num_sms, 1), 8192,
                                    tile.block_m == 16 ? kMinChunk : 2 * kMinChunk);

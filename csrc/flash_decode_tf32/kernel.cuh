@@ -30,6 +30,7 @@
 #include "common/memory.cuh"
 #include "common/mma_tile.cuh"
 #include "common/online_softmax.h"
+#include "common/warp.cuh"
 #include "flash_attn_tf32/mma.cuh"
 #include "flash_attn_tf32/tiles.cuh"
 #include "flash_decode_tf32/family.h"
@@ -57,8 +58,8 @@ __global__ void __launch_bounds__(32 * kTiles[kTileIndex].num_warps, 2)
 
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler: one for a warp
     const int team = kNumTeams == 1 ? 0 : warp, warp_row = kNumTeams == 1 ? 16 * warp : 0;
-    const auto get_lane = [] { return mma::reread_thread_index<kNThreads>() % 32; };
-    const auto team_thread = [] { return mma::reread_thread_index<kNThreads>() % kTeamThreads; };
+    const auto get_lane = [] { return reread_thread_index<kNThreads>() % 32; };
+    const auto team_thread = [] { return reread_thread_index<kNThreads>() % kTeamThreads; };
     const auto team_sync = [] {
         if constexpr (kNumTeams == 1) {
             __syncthreads();
@@ -195,7 +196,7 @@ __global__ void __launch_bounds__(32 * kTiles[kTileIndex].num_warps, 2)
         BiasMask arrays;
     };
     const auto extras = [&](int r) -> Extras {
-        const TileIndex here = tile_index(mma::reread_block_index());
+        const TileIndex here = tile_index(reread_block_index());
         const int row = row_of(here.m_begin, r);
         return {query_of(row), BiasMask(problem, tensors, here.bidb, head_of(here, row))};
     };
@@ -329,12 +330,12 @@ __global__ void __launch_bounds__(32 * kTiles[kTileIndex].num_warps, 2)
     float* const sO = shared;
     float* const sMax = sO + kRows * kStride;
     float* const sSum = sMax + kRows;
-    const TileIndex out_tile = tile_index(mma::reread_block_index());
+    const TileIndex out_tile = tile_index(reread_block_index());
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int lane = get_lane(), row = 16 * warp + lane / 4 + 8 * r;
-        const float sum = mma::quad_sum(softmax.row_sum[0][r]);
+        const float sum = quad_sum(softmax.row_sum[0][r]);
         if (lane % 4 == 0) {
             sMax[row] = softmax.row_max[0][r];
             sSum[row] = sum;
@@ -359,7 +360,7 @@ __global__ void __launch_bounds__(32 * kTiles[kTileIndex].num_warps, 2)
 #pragma unroll
         for (int t = 0; t < kNumTeams; ++t) {
             const int r = t * kBlockM + tile_row;
-            const float weight = mma::exp2_approx(sMax[r] - safe_row_max(row_max));
+            const float weight = exp2_approx(sMax[r] - safe_row_max(row_max));
             row_sum += weight * sSum[r];
             const Float4 part = *reinterpret_cast<const Float4*>(sO + r * kStride + col);
 #pragma unroll
