@@ -59,8 +59,8 @@ Tile tile(const Problem& p, const DeviceInfo& device) {
 int num_splits(const Problem& p, const DeviceInfo& device) {
     const TileConfig& tile = *find_tile(p, device);
     const int64_t chunk =
-        flash_decode::choose_chunk(blocks_per_split(p, tile), 2 * std::max(device.num_sms, 1), 8192,
-                                   tile.block_m == 16 ? kMinChunk : 2 * kMinChunk);
+        flash_decode::choose_chunk(blocks_per_split(p, tile), 2 * std::max(device.num_sms, 1),
+                                   flash_decode::typical_seqlen_k(p), kMinChunk);
     return flash_decode::splits_of(p, chunk);
 }
 
