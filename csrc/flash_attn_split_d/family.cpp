@@ -85,9 +85,8 @@ Tile tile(const Problem& p, const DeviceInfo& device) {
 int num_splits(const Problem& p, const DeviceInfo& device) {
     if (p.dtype_q == DType::kFloat32) return split_d_tf32::num_splits(p, device);
     const TileConfig& tile = *find_tile(p, device, device.smem_per_block);
-    return flash_decode::splits_of(
-        p, flash_decode::choose_chunk(num_blocks(p, tile), std::max(device.num_sms, 1),
-                                      flash_decode::typical_seqlen_k(p), kMinChunk));
+    return flash_decode::splits_if_idle(p, num_blocks(p, tile), std::max(device.num_sms, 1),
+                                        kMinChunk);
 }
 
 int64_t workspace(const Plan& plan, const Problem& p) {

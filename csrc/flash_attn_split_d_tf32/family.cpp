@@ -78,9 +78,7 @@ Tile tile(const Problem& p, const DeviceInfo& device) {
 int num_splits(const Problem& p, const DeviceInfo& device) {
     const TileConfig& tile = *find_tile(p, device.smem_per_block);
     const int64_t slots = tile.blocks_per_sm() * std::max(device.num_sms, 1);
-    return flash_decode::splits_of(
-        p, flash_decode::choose_chunk(blocks_per_split(p, tile), slots,
-                                      flash_decode::typical_seqlen_k(p), kMinChunk));
+    return flash_decode::splits_if_idle(p, blocks_per_split(p, tile), slots, kMinChunk);
 }
 
 void run(const Plan& plan, const Problem& problem, const Tensors& tensors, const Partials& partials,

@@ -55,6 +55,13 @@ inline int splits_of(const Problem& p, int64_t chunk) {
     return KeySplits::growing(static_cast<int>(chunk)).count(p.seqlen_k);
 }
 
+// The splits of a kernel that has enough to do without: none from two waves of blocks on, where the
+// parts would be many and would gain little.
+inline int splits_if_idle(const Problem& p, int64_t blocks, int64_t slots, int64_t smallest) {
+    if (blocks >= 2 * slots && p.num_splits == 0) return 1;
+    return splits_of(p, choose_chunk(blocks, slots, typical_seqlen_k(p), smallest));
+}
+
 inline KeySplits key_splits(const Plan& plan, const Problem& p) {
     if (plan.num_splits == 1) return {static_cast<int>(p.seqlen_k), 0};
     if (p.num_splits > 0) return forced_splits(p);

@@ -269,9 +269,12 @@ TEST_CASE("split_d splits the keys where query tiles are few") {
                       flash_decode::key_splits(chosen, decode).chunk);
             }
         }
-        const Problem many = problem(DeviceType::kCuda, dtype, 512);
-        CHECK(plan(many, kH200).num_splits == 1);
-        CHECK(plan(many, kH200).workspace_bytes == 0);
+        for (int64_t seqlen : {1024, 32768}) {
+            const Plan many =
+                plan(problem(DeviceType::kCuda, dtype, 512, seqlen), kH200, "fa2_cute");
+            CHECK(many.num_splits == 1);
+            CHECK(many.workspace_bytes == 0);
+        }
     }
     Problem few = problem(DeviceType::kCuda, DType::kFloat16, 512, 8192);
     few.batch = 1, few.seqlen_q = 1;
