@@ -62,7 +62,7 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
 Tile tile(const Problem& p, const DeviceInfo& device) {
     const HeadDims head_dims = *find_tile(p);
     const Config config = config_for(p, device.num_sms, head_dims);
-    return {config.block_m(), config.block_n, head_dims.qk, 4 * (1 + config.groups), kStages};
+    return {config.block_m(), config.block_n, head_dims.qk, 4 * (1 + config.groups), config.stages};
 }
 
 int64_t workspace(const Plan& plan, const Problem& p) {

@@ -50,10 +50,10 @@
 // writes the tiles, so no proxy fence is needed: O leaves from registers.
 //
 // Budgets. 32-bit registers of a consumer thread, of 240 (two groups) or 160 (three), and KB of
-// shared memory, of 227; K and V in two stages:
+// shared memory, of 227; K and V in two stages, for two blocks in four:
 //
 //   head_dim   tile         O    S    P   sum      Q    K+V   sum
-//   64         128 x  48    32   24   12   68      16    24    40     two blocks, 104 registers
+//   64         128 x  48    32   24   12   68      16    48    64     two blocks, 104 registers
 //   64         128 x 128    32   64   32  128      16    64    80
 //   64         192 x 128    32   64   32  128      24    64    88
 //   96         128 x 128    48   64   32  144      24    96   120
@@ -337,12 +337,17 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
     constexpr int kGroupM = Traits::kGroupM;
     constexpr int kBlockM = Traits::kBlockM;
     constexpr int kBox = Traits::kBox;
+    constexpr int kStages = Traits::kStages;
     constexpr bool kHasExtras = Traits::kHasExtras;
 
     extern __shared__ __align__(1024) unsigned char smem[];
     auto& storage = *reinterpret_cast<typename Traits::SharedStorage*>(smem);
 
     if (threadIdx.x == 0) {
+        // The first loads would wait for the maps themselves.
+        prefetch_tma_descriptor(&p.q_map);
+        prefetch_tma_descriptor(&p.k_map);
+        prefetch_tma_descriptor(&p.v_map);
         for (int g = 0; g < kGroups; ++g) {
             storage.q_full[g].init(1);
             storage.q_empty[g].init(4);

@@ -28,6 +28,7 @@ struct Config {
     int blocks_per_sm = 1;
     // The groups take turns to issue their products. Gains 2 % at 256 and loses at 64 and 128.
     bool takes_turns = false;
+    int stages = 2;  // K and V blocks in shared memory, each
 
     constexpr int block_m() const { return 64 * groups; }
 };
@@ -52,11 +53,10 @@ constexpr Config most_groups(int head_dim, int head_dim_v) {
 
 // Two blocks a multiprocessor for tiles that are over soon: one loads its first keys and writes O
 // while the other computes. 104 registers a thread leave room for head_dim 64 and 48 keys.
-constexpr Config kTwins = {2, 48, 2};
+// A load takes longer than so short a step: four stages keep more of them under way.
+constexpr Config kTwins = {2, 48, 2, false, 4};
 constexpr int kTwinsHeadDim = 64;
 constexpr Config twins(int /*head_dim*/, int /*head_dim_v*/) { return kTwins; }
-
-constexpr int kStages = 2;  // K and V blocks in shared memory, each
 
 // A window or softcap: kernels of their own, one for both, as a window's bounds and the tanh take
 // registers and instructions that the plain ones lack.
