@@ -14,24 +14,25 @@
 // value of K and V is split into its two TF32 once, or twice with 64 queries.
 //
 // Instructions of a warp and step, 16 keys, at head_dim 512 with 64 queries (at 1024 with 32):
-//     mma                    Q K^T  192 (192)      P V  192 (192)
-//     splitting Q, K; P, V          384, 96 (384, 192)     96, 192 (48, 192)
-//     adding sums                   128 (128)           128 (128)
-//     loads                          40  (48)            72  (70)
-// and some 80 for exchange and softmax: 1600 (1650) with 384 mma, so that two warps keep a
-// scheduler busy for 3300 cycles a step where its tensor core needs 3072 by sm_90's specification.
+//                      Q K^T                  P V
+//     mma              192 (192)              192 (192)
+//     splitting        Q 384, K 96 (384, 192) P 96, V 192 (96, 192)
+//     adding sums      128 (128)              128 (128)
+//     loads             40  (48)               40  (40)
+// and some 80 for exchange and softmax: 1570 (1670) with 384 mma, so that two warps keep a
+// scheduler busy for 3100 cycles a step where its tensor core needs 3072 by sm_90's specification.
 //
 // Registers at head_dim 512, 64 queries: O 64 x 64 / 32 lanes = 128, S 32, fragments of Q 16 and K
 // 16, or P 32 and V 16, sums 16. At 1024 with 32 queries O is 128 and S 16.
 //
 // Shared memory, bytes:                  head_dim 512, 64 queries     1024, 32 queries
 //     Q                                        136 K                      132 K
-//     two slots                                 68 K                       66 K (half a slice each)
+//     two slots                                 68 K                       68 K (half a slice each)
 //     P, rows                                    5 K                        3 K
 //     together                                 209 K                      203 K   of 227 K a block
-// Traffic of shared memory a step at 512, in cycles of 128 bytes: Q 1024, K and V 512 and 768, P
-// 512, cp.async 512, the exchange 512: 3840, as much as the products take. Global memory: K and V
-// once per query tile, kBlockM / 2 FLOP a byte: 80 TFLOP/s ask L2 for 2.5 TB/s with 64 queries.
+// Its traffic a step at 512, in cycles of 128 bytes: Q 1024, K 256, V 512, P 256, cp.async 512, the
+// exchange 512: 3072, as much as the products take. Global memory: K and V once per query tile,
+// kBlockM / 2 FLOP a byte: 80 TFLOP/s ask L2 for 2.5 TB/s with 64 queries.
 //
 // Few query tiles leave multiprocessors idle; then the keys are split over blocks too, as in
 // flash_decode, and its combine.cu merges the parts.
