@@ -22,7 +22,7 @@
 // and some 80 for exchange and softmax: 1570 (1670) with 384 mma, so that two warps keep a
 // scheduler busy for 3100 cycles a step where its tensor core needs 3072 by sm_90's specification.
 //
-// Registers at head_dim 512, 64 queries: O 64 x 64 / 32 lanes = 128, S 32, fragments of Q 16 and K
+// Registers at head_dim 512, 64 queries: O 64 x 64 / 32 lanes = 128, S 32, fragments of Q 32 and K
 // 16, or P 32 and V 16, sums 16. At 1024 with 32 queries O is 128 and S 16.
 //
 // Shared memory, bytes:                  head_dim 512, 64 queries     1024, 32 queries
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(32 * kNumWarps, kTiles[kTileIndex].blocks_per_
     constexpr int kNThreads = 32 * kNumWarps;
     constexpr int kDepth = 8 * tf32::kSteps;  // columns of Q and K, or keys of P and V, of one sum
     constexpr int kChain = 2 * kPieces;       // pieces of a block of keys: those of K, then of V
-    constexpr int kTogether = kM < 2 ? kM : 2;      // row tiles that share a fragment of V
+    constexpr int kTogether = kM < 2 ? kM : 2;      // row tiles of queries worked on at a time
     constexpr int kRowLanes = kNThreads / kBlockM;  // lanes that share a row in the softmax
     constexpr int kRowKeys = kBlockN / kRowLanes;   // keys of each
     static_assert(kBlockN == kDepth, "a step is one sum deep");
@@ -216,8 +216,8 @@ __global__ void __launch_bounds__(32 * kNumWarps, kTiles[kTileIndex].blocks_per_
                 tf32::Split<2> k[kBlockN / 8][tf32::kSteps];
                 tf32::load_k<kStride>(k, k_lane + d);
 #pragma unroll
-                for (int m = 0; m < kM; ++m) {
-                    tf32::Split<4> q[1][tf32::kSteps];
+                for (int m = 0; m < kM; m += kTogether) {
+                    tf32::Split<4> q[kTogether][tf32::kSteps];
                     tf32::load_rows<kQStride>(q, q_lane + 16 * m * kQStride + d);
                     tf32::multiply_add(s, m, 0, q, k);
                 }
