@@ -123,13 +123,17 @@ bool too_few_queries(const KernelFamily& split_q, const Problem& problem,
            problem.batch * problem.num_heads * problem.seqlen_q <= 16 * device.num_sms;
 }
 
-// Whether splitting the keys beats splitting the queries alone (by `split_q`): where the queries of
-// a key/value head fit one small tile, which then reads the keys once for the whole group, and
-// where there are too few query tiles to fill the device.
-bool prefers_split_kv(const KernelFamily& split_q, const Problem& problem,
-                      const DeviceInfo& device) {
-    return problem.seqlen_q * problem.group_size() <= 64 ||
-           3 * query_tiles(split_q, problem, device) <= device.num_sms;
+// Whether splitting the keys beats splitting the queries alone: where the queries of a key/value
+// head fit the smallest tile, which then reads the keys once for the whole group; also where they
+// are a few more or too few tiles to fill the device, if there are enough keys to split. A block of
+// sm90 walks its keys three times as fast (H200, head_dim 64 to 256), so then it takes four parts.
+bool prefers_split_kv(const KernelFamily& split_q, const KernelFamily& split_kv,
+                      const Problem& problem, const DeviceInfo& device) {
+    const int64_t rows = problem.seqlen_q * problem.group_size();
+    if (rows <= 16) return true;
+    if (rows > 64 && 3 * query_tiles(split_q, problem, device) > device.num_sms) return false;
+    const int enough = &split_q == find_kernel("sm90") ? 4 : 2;
+    return split_kv.num_splits(problem, device) >= enough;
 }
 
 // Whether split_d leaves its highest rung for one that splits the keys too. sm90's has no such
@@ -226,7 +230,7 @@ Plan plan(const Problem& problem, const DeviceInfo& device, std::string_view ker
         const bool is_forced = kernel != "auto" || strategy != "auto";
         return chosen(*split_kv, is_forced ? "asked for by name" : "the only one that fits");
     }
-    if (split_kv != nullptr && prefers_split_kv(*split_q, problem, device)) {
+    if (split_kv != nullptr && prefers_split_kv(*split_q, *split_kv, problem, device)) {
         return chosen(*split_kv, "too few query tiles to fill the device: keys are split too");
     }
     if (kernel != "auto") return chosen(*split_q, "asked for by name");

@@ -42,7 +42,7 @@ int64_t blocks_per_split(const Problem& p, const TileConfig& tile) {
 int64_t chunk(const Problem& p, const DeviceInfo& device) {
     const TileConfig& tile = *find_tile(p);
     return choose_chunk(blocks_per_split(p, tile), 2 * std::max(device.num_sms, 1), 8192,
-                        tile.block_m == 16 ? kMinChunk : 4 * kMinChunk);
+                        kMinChunk);
 }
 
 constexpr bool kIsBuilt = FA101_HAS_CUDA && sizeof(FA101_CUTE_ARCHS) > 1;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/key_rows.h"
+#include "flash_decode/key_splits.h"
 #include "flash_decode/tile_config.h"
 
 namespace fa101::flash_decode {

@@ -8,28 +8,38 @@
 
 namespace fa101::flash_decode {
 
+// Splits are whole steps of every tile.
+constexpr int kChunkStep = 128;
 constexpr int kMaxChunk = 8192;
 
 // The first 32 splits have `chunk` keys each, the next 16 twice as many, then 16 of four times as
 // many, and so on up to kMaxChunk. Short caches need small splits to fill the GPU; in long ones
-// each split costs the start of a block and a part of the result, and these are few enough.
+// each split costs the start of a block and a part of the result, and these are few enough. With
+// few queries the cache may also be shorter than the chunk is made for, so the first is cut into
+// quarters and a half.
 //
-//      keys in units of chunk   0 ... 32    34    36 ...    64      68      72 ...
-//      splits                   | | | |     |     |         |       |       |
+//      keys in units of chunk   0   1   2 ...  32      34      36 ...  64 ...
+//      splits                   ||| |   |      |       |       |       |
 struct KeySplits {
     int chunk = 0;
     int doublings = 0;  // 0: all have as many
+    int pieces = 1;     // of the first chunk
 
     static constexpr int kFirst = 32, kPerSize = 16;
 
-    static KeySplits growing(int chunk) {
-        KeySplits splits{chunk, 0};
+    static KeySplits growing(int chunk, bool has_few_queries) {
+        KeySplits splits{chunk};
         while (int64_t{chunk} << (splits.doublings + 1) <= kMaxChunk) ++splits.doublings;
+        if (has_few_queries && splits.doublings > 0) {
+            splits.pieces = chunk >= 4 * kChunkStep ? 3 : chunk >= 2 * kChunkStep ? 2 : 1;
+        }
         return splits;
     }
 
     // The first key of a split; it ends where the next one begins, or with the keys.
     FA101_HOST_DEVICE int64_t begin(int split) const {
+        if (split < pieces) return int64_t{split} * chunk / (pieces == 3 ? 4 : 2);
+        split -= pieces - 1;
         if (split <= kFirst || doublings == 0) return int64_t{chunk} * split;
         const int later = split - kFirst, size = later / kPerSize;
         const int doubled = size < doublings ? size : doublings - 1;

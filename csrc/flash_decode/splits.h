@@ -8,7 +8,6 @@
 #include "common/mask.h"
 #include "flash_decode/family.h"
 #include "flash_decode/key_splits.h"
-#include "flash_decode/tile_config.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -19,13 +18,15 @@ namespace fa101::flash_decode {
 
 // Keys a kernel is tuned for. Few queries come with a long cache, of which seqlen_k may only be the
 // capacity; many, with about as many keys.
-inline int64_t typical_seqlen_k(const Problem& p) { return p.seqlen_q > 256 ? p.seqlen_q : 8192; }
+inline bool has_few_queries(const Problem& p) { return p.seqlen_q <= 256; }
+inline int64_t typical_seqlen_k(const Problem& p) { return has_few_queries(p) ? 8192 : p.seqlen_q; }
 
 // Keys of the first splits: from nothing that a longer cache or other company would change. So it
 // is the largest that, with as many keys as is typical, fills whole waves of the device's `slots`
 // for blocks, or nearly; a kernel has its reason for the smallest.
 //
-// It is a power of two, so that the number of splits, if more than one, tells it.
+// It is a power of two: then the splits of a smaller one are parts of those of a larger one, and
+// their number tells where they are.
 inline int64_t choose_chunk(int64_t blocks_per_split, int64_t slots, int64_t typical_seqlen_k,
                             int64_t smallest) {
     int64_t best = kMaxChunk;
@@ -46,13 +47,13 @@ inline int64_t choose_chunk(int64_t blocks_per_split, int64_t slots, int64_t typ
 // each of whole steps of every tile.
 inline KeySplits forced_splits(const Problem& p) {
     const int64_t steps = ceil_div<int64_t>(ceil_div(p.seqlen_k, p.num_splits), kChunkStep);
-    return {static_cast<int>(std::max<int64_t>(steps, 1) * kChunkStep), 0};
+    return {static_cast<int>(std::max<int64_t>(steps, 1) * kChunkStep)};
 }
 
 // `chunk` is the family's choice.
 inline int splits_of(const Problem& p, int64_t chunk) {
     if (p.num_splits > 0) return forced_splits(p).count(p.seqlen_k);
-    return KeySplits::growing(static_cast<int>(chunk)).count(p.seqlen_k);
+    return KeySplits::growing(static_cast<int>(chunk), has_few_queries(p)).count(p.seqlen_k);
 }
 
 // The splits of a kernel that has enough to do without: none from two waves of blocks on, where the
@@ -63,11 +64,11 @@ inline int splits_if_idle(const Problem& p, int64_t blocks, int64_t slots, int64
 }
 
 inline KeySplits key_splits(const Plan& plan, const Problem& p) {
-    if (plan.num_splits == 1) return {static_cast<int>(p.seqlen_k), 0};
+    if (plan.num_splits == 1) return {static_cast<int>(p.seqlen_k)};
     if (p.num_splits > 0) return forced_splits(p);
     int chunk = kChunkStep;
     while (splits_of(p, chunk) > plan.num_splits) chunk *= 2;
-    return KeySplits::growing(chunk);
+    return KeySplits::growing(chunk, has_few_queries(p));
 }
 
 // Rows of the result, as lse counts them.

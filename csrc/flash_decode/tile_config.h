@@ -48,9 +48,7 @@ constexpr TileConfig kTiles[] = {
 };
 // clang-format on
 
-// Keys of a split: whole steps of every tile; more where nobody asks for a number of splits.
-constexpr int kChunkStep = 128;
+// Keys of the first splits, where nobody asks for a number of them.
 constexpr int kMinChunk = 256;
-static_assert(kMinChunk % kChunkStep == 0, "every chunk is whole steps");
 
 }  // namespace fa101::flash_decode

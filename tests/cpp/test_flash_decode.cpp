@@ -43,7 +43,7 @@ int num_splits(const Problem& p) { return flash_decode::num_splits(p, h200()); }
 }  // namespace
 
 TEST_CASE("splits begin where the one before ends, and grow") {
-    const KeySplits keys = KeySplits::growing(512);
+    const KeySplits keys = KeySplits::growing(512, false);
     const std::pair<int, int64_t> begins[] = {{0, 0},       {1, 512},     {32, 16384}, {33, 17408},
                                               {48, 32768},  {49, 34816},  {64, 65536}, {65, 69632},
                                               {80, 131072}, {81, 139264}, {96, 262144}};
@@ -55,7 +55,7 @@ TEST_CASE("splits begin where the one before ends, and grow") {
     }
     for (int chunk = 128; chunk <= flash_decode::kMaxChunk; chunk *= 2) {
         CAPTURE(chunk);
-        const KeySplits splits = KeySplits::growing(chunk);
+        const KeySplits splits = KeySplits::growing(chunk, false);
         for (int split = 0; split < 500; ++split) {
             const int64_t size = splits.begin(split + 1) - splits.begin(split);
             CHECK(size >= chunk);
@@ -64,7 +64,16 @@ TEST_CASE("splits begin where the one before ends, and grow") {
             CHECK(8 * size <= std::max<int64_t>(splits.begin(split), 8 * chunk));
         }
         // Equal ones where the caller gives their number.
-        CHECK(KeySplits{chunk, 0}.begin(100) == 100 * chunk);
+        CHECK(KeySplits{chunk}.begin(100) == 100 * chunk);
+        // With few queries the first is in pieces, and the others are the same.
+        const KeySplits pieces = KeySplits::growing(chunk, true);
+        const int more = chunk == flash_decode::kMaxChunk ? 0 : chunk >= 512 ? 2 : chunk / 256;
+        CHECK(pieces.begin(0) == 0);
+        for (int split = 0; split < 500; ++split) {
+            CHECK((pieces.begin(split + 1) - pieces.begin(split)) % flash_decode::kChunkStep == 0);
+            CHECK(pieces.begin(split + 1) > pieces.begin(split));
+            CHECK(pieces.begin(split + 1 + more) == splits.begin(split + 1));
+        }
     }
 }
 
@@ -76,35 +85,40 @@ TEST_CASE("the keys of a split do not depend on how many keys there are") {
             const auto problem = [&, batch = batch, num_heads_kv = num_heads_kv](int64_t seqlen_k) {
                 return decode(batch, 32, num_heads_kv, seqlen_k, 128, dtype);
             };
-            // The longest cache with one split is the chunk.
-            int64_t chunk = 1;
-            while (num_splits(problem(2 * chunk)) == 1) chunk *= 2;
-            CHECK(chunk >= flash_decode::kMinChunk / (dtype == DType::kFloat32 ? 2 : 1));
-            CHECK(chunk <= flash_decode::kMaxChunk);
+            int chunk = flash_decode::kMaxChunk;
+            while (KeySplits::growing(chunk, true).count(1 << 22) < num_splits(problem(1 << 22))) {
+                chunk /= 2;
+            }
+            CHECK(chunk >= flash_decode::kMinChunk);
             for (int64_t seqlen_k : {0, 1, 255, 256, 257, 4096, 8192, 8193, 100000, 1 << 20}) {
                 CAPTURE(seqlen_k);
                 Problem p = problem(seqlen_k);
-                const KeySplits keys = KeySplits::growing(static_cast<int>(chunk));
+                const KeySplits keys = KeySplits::growing(chunk, true);
                 const int splits = keys.count(seqlen_k);
                 CHECK(num_splits(p) == splits);
                 p.has_seqlens_k = true;
                 CHECK(num_splits(p) == splits);
                 Plan plan;
                 plan.num_splits = splits;
-                if (splits > 1) CHECK(flash_decode::key_splits(plan, p).chunk == chunk);
+                if (splits == 1) continue;
+                const KeySplits told = flash_decode::key_splits(plan, p);
+                for (int split = 0; split < splits; ++split) {
+                    CHECK(told.begin(split) == keys.begin(split));
+                }
+                CHECK(told.begin(splits) >= seqlen_k);
             }
         }
     }
 }
 
 TEST_CASE("a small batch fills the GPU, a large one has nothing to merge") {
-    CHECK(num_splits(decode(1, 32, 8, 8192)) == 32);  // 256 blocks, two a multiprocessor
-    CHECK(num_splits(decode(8, 32, 8, 8192)) == 4);
+    CHECK(num_splits(decode(1, 32, 8, 8192)) == 33);  // 264 blocks, two a multiprocessor
+    CHECK(num_splits(decode(8, 32, 8, 8192)) == 6);
     CHECK(num_splits(decode(64, 32, 8, 8192)) == 1);
     CHECK(num_splits(decode(16, 32, 32, 4096)) == 1);
     CHECK(num_splits(decode(0, 32, 8, 8192)) == 1);
     CHECK(num_splits(decode(1, 32, 8, 0)) == 1);
-    CHECK(num_splits(decode(1, 8, 8, 8192, 128, DType::kFloat32)) == 32);
+    CHECK(num_splits(decode(1, 8, 8, 8192, 128, DType::kFloat32)) == 33);
 }
 
 TEST_CASE("as many splits as asked for, of whole steps") {
@@ -152,8 +166,8 @@ TEST_CASE("every tile fits into the shared memory of the smallest GPU") {
 TEST_CASE("the workspace holds lse and O of every split") {
     const Problem p = decode(1, 32, 8, 8192 + 1, 127);
     const Plan plan = fa101::plan(p, h200(), "fa2_cute", "split_kv");
-    CHECK(plan.num_splits == 33);
-    CHECK(plan.workspace_bytes == 4 * (32 * 33 + 32 * 33 * 128));
+    CHECK(plan.num_splits == 34);
+    CHECK(plan.workspace_bytes == 4 * (32 * 34 + 32 * 34 * 128));
     CHECK(fa101::plan(decode(64, 32, 8, 8192), h200(), "fa2_cute", "split_kv").workspace_bytes ==
           0);
 }

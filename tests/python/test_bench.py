@@ -74,10 +74,10 @@ class TestReference:
     @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(33, 33), (5, 40), (1, 8)])
     @pytest.mark.parametrize("causal", [False, True])
     @pytest.mark.parametrize("pairs", [1 << 20, 1])
-    @pytest.mark.parametrize("scores", [1 << 20, 100, 1])  # at a time: all, some rows, one
-    def test_is_attention(self, seqlen_q, seqlen_k, causal, pairs, scores, monkeypatch):
+    @pytest.mark.parametrize("numbers", [1 << 20, 100, 1])  # at a time: all, some rows, one
+    def test_is_attention(self, seqlen_q, seqlen_k, causal, pairs, numbers, monkeypatch):
         monkeypatch.setitem(runner.REFERENCE_PAIRS, "cpu", pairs)
-        monkeypatch.setattr(runner, "REFERENCE_SCORES", scores)
+        monkeypatch.setattr(runner, "REFERENCE_NUMBERS", numbers)
         case = Case("c", 2, 3, seqlen_q, seqlen_k, 16, "float32", causal)
         q, k, v = runner.make_inputs(case, CPU)
         mask = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool)

@@ -24,8 +24,8 @@ TOLERANCE = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 4e-2}
 # Query-key pairs the float64 reference computes; where there are more, some heads are left out.
 REFERENCE_PAIRS = {"cuda": 1 << 31, "cpu": 1 << 27}
 
-# Scores it holds at a time: half a gigabyte.
-REFERENCE_SCORES = 1 << 26
+# Numbers it holds at a time, of the scores as of K: half a gigabyte.
+REFERENCE_NUMBERS = 1 << 26
 
 # The contenders of a row take turns, so that clocks and temperature are shared.
 ROUNDS = 5
@@ -149,8 +149,9 @@ def reference(case: Case, q: Tensor, k: Tensor, v: Tensor) -> tuple[list[int], T
     group = case.num_heads // case.heads_kv  # consecutive query heads share a head of k and v
     heads_kv = [head // group for head in heads]
     expected = q.new_empty(covered, case.seqlen_q, case.head_dim, dtype=torch.float64)
-    together = max(1, REFERENCE_SCORES // pairs)  # heads at a time, or else rows of one
-    rows = max(1, REFERENCE_SCORES // case.seqlen_k)
+    # Heads at a time, or else rows of one.
+    together = max(1, REFERENCE_NUMBERS // max(pairs, case.seqlen_k * case.head_dim))
+    rows = max(1, REFERENCE_NUMBERS // case.seqlen_k)
     keys = torch.arange(case.seqlen_k, device=q.device)
     for head in range(0, covered, together):
         part = slice(head, head + together)
