@@ -63,6 +63,7 @@
 //   192, 128   128 x 128    64   64   32  160      48   160   208     head_dim_v is 128
 //   192        128 x 112    96   56   28  180      48   168   216
 //   256        128 x  80   128   40   20  188      64   160   224
+//   256        128 x  64   128   32   16  176      64   128   192     rows of few keys
 //
 // What each refinement gained here: % of TFLOP/s on an H200, bf16, 16k tokens in all, hidden 2048,
 // seqlen 1k / 4k / 16k, of the full and of the causal problem (docs/performance-log.md has all).

@@ -150,9 +150,10 @@ void run_hdim(const Plan& plan, const Problem& problem, const Tensors& tensors, 
             return run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, two_groups, true>>(
                 problem, tensors, next_tile, stream);
         }
-        if constexpr (kHeadDim == kTwinsHeadDim) {
-            if (plan.tile.block_n == kTwins.block_n) {
-                return run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, twins>>(
+        constexpr int kShortN = short_rows(kHeadDim, kHeadDimV).block_n;
+        if constexpr (kShortN != two_groups(kHeadDim, kHeadDimV).block_n) {
+            if (plan.tile.block_n == kShortN) {
+                return run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, short_rows>>(
                     problem, tensors, next_tile, stream);
             }
         }

@@ -56,7 +56,14 @@ constexpr Config most_groups(int head_dim, int head_dim_v) {
 // A load takes longer than so short a step: four stages keep more of them under way.
 constexpr Config kTwins = {2, 48, 2, false, 4};
 constexpr int kTwinsHeadDim = 64;
-constexpr Config twins(int /*head_dim*/, int /*head_dim_v*/) { return kTwins; }
+
+// Rows of few keys: at head_dim 256 steps of 80 end 32, 64, 16 and 48 keys behind 128, 256, 384 and
+// 512, where steps of 64 end.
+constexpr Config short_rows(int head_dim, int head_dim_v) {
+    if (head_dim == kTwinsHeadDim) return kTwins;
+    if (head_dim == 256) return {2, 64, 1, true};
+    return two_groups(head_dim, head_dim_v);
+}
 
 // A window or softcap: kernels of their own, one for both, as a window's bounds and the tanh take
 // registers and instructions that the plain ones lack.
@@ -73,6 +80,9 @@ inline Config config_for(const Problem& p, int num_sms, HeadDims tile) {
     const int64_t tiles = p.batch * p.num_heads * rows(2) / 128;
     const bool is_short = p.seqlen_q <= 256 || (p.has_right_bound() && p.seqlen_q <= 1024);
     if (head_dim == kTwinsHeadDim && is_short && tiles > num_sms) return kTwins;
+    if (head_dim == 256 && p.seqlen_k <= (p.has_right_bound() ? 1024 : 512)) {
+        return short_rows(tile.qk, tile.v);
+    }
     // Each SM has one tile at most: the shorter ends earlier.
     if (tiles <= num_sms) return two;
     bool three = false;

@@ -153,6 +153,9 @@ TEST_CASE("sm90's tile follows the problem; its counter, where needed, is in the
     CHECK(tile(64, 2048, false).block_m == 192);
     CHECK(tile(128, 1024, false).block_n == 128);
     CHECK(tile(128, 16384, false).block_n == 80);
+    CHECK(tile(256, 512, false).block_n == 64);
+    CHECK(tile(256, 1024, true).block_n == 64);
+    CHECK(tile(256, 1024, false).block_n == 80);
     for (int head_dim : {64, 96, 128, 192, 256}) {
         CHECK(tile(head_dim - 8, 1024, false).head_dim == head_dim);
         CHECK(tile(head_dim, 1024, false).head_dim == head_dim);
