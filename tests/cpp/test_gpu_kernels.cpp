@@ -531,6 +531,13 @@ TEST_CASE("rows that see no key: O = 0, lse = -inf") {  // FA-017
     for (auto [seqlen_q, seqlen_k] : {std::pair<int64_t, int64_t>{2048, 1024}, {130, 2}, {64, 1}}) {
         check(dense(DType::kFloat32, {1, 1, 1, seqlen_q, seqlen_k, 64, 64}), kBottomRight);
     }
+    // More tiles than run at once: a block goes from one without keys to one with them.
+    for (int64_t head_dim : {64, 128, 256}) {
+        for (int64_t seqlen_k : {0, 40, 140}) {
+            check(dense(DType::kFloat16, {1, 100, 2, 300, seqlen_k, head_dim, head_dim}),
+                  kBottomRight);
+        }
+    }
 }
 
 TEST_CASE("layouts: bshd, padding, any stride, any alignment") {  // FA-012
