@@ -108,6 +108,7 @@
 #include <cuda_fp16.h>
 #include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
+#include <cutlass/arch/memory.h>
 #include <cutlass/arch/reg_reconfig.h>
 #include <cutlass/cutlass.h>
 
@@ -346,6 +347,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
     constexpr int kBox = Traits::kBox;
     constexpr int kStages = Traits::kStages;
     constexpr bool kHasExtras = Traits::kHasExtras;
+    // S stays live under the epilogue. With a window's bounds beside it registers spill at 256.
+    constexpr bool kStartsAhead = !kHasExtras;
 
     extern __shared__ __align__(1024) unsigned char smem[];
     auto& storage = *reinterpret_cast<typename Traits::SharedStorage*>(smem);
@@ -508,7 +511,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         };
 
         int tile = blockIdx.x;
-        start(tile);
+        if constexpr (kStartsAhead) start(tile);
         while (tile < p.num_tiles) {
             const TileCoord coord(p, tile);
             const int m_begin = coord.m_block * kBlockM + group * kGroupM;
@@ -592,6 +595,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 }
             };
 
+            if constexpr (!kStartsAhead) start(tile);
             finish_qk(Int<0>{});
             softmax_step();
             convert_p();
@@ -618,8 +622,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
             if constexpr (!Traits::kTakesTurns) rescale(acc_o, scores_scale);
             issue_pv();
             tile = await_tile();
-            start(tile);  // under P V and the epilogue; S is waited for at the top
-            finish_pv(Int<1>{});
+            if constexpr (kStartsAhead) start(tile);
+            finish_pv(Int<kStartsAhead>{});
 
             // ---- Epilogue: O / row_sum, 16 bytes a thread, from registers ----
             auto* o_ptr = static_cast<Element*>(p.t.o_ptr) + coord.bidb * p.t.o_batch_stride +
@@ -651,10 +655,11 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                     }
                     transpose_quad(word);
                     const int column = d + 8 * (lane % 4);
-                    if (row_r < p.seqlen_q && column < p.head_dim_v) {
-                        *reinterpret_cast<uint4*>(o_ptr + row_r * p.t.o_row_stride + column) =
-                            make_uint4(word[0], word[1], word[2], word[3]);
-                    }
+                    // One instruction, by name: of an assignment the compiler makes four for d = 0.
+                    cutlass::arch::global_store<uint4, 16>(
+                        make_uint4(word[0], word[1], word[2], word[3]),
+                        o_ptr + row_r * p.t.o_row_stride + column,
+                        row_r < p.seqlen_q && column < p.head_dim_v);
                 }
                 const bool hides_keys =
                     first_block * kBlockN < key_begin || key_end[r] < keys_loaded;
