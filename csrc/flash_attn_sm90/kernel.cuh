@@ -12,12 +12,8 @@
 // first, so that the blocks that need the mask come first:
 //
 //   producer   K(n) Q K(n-1) V(n) K(n-2) V(n-1) ...           V(0) | K(n') Q' of the next tile
-//   consumer   QK(n) softmax | QK(n-1)  PV(n)    | QK(n-2) PV(n-1)  | ... PV(0) QK(n') |
-//   softmax(n')
-//                            | softmax(n-1) ^^^^ | softmax(n-2) ^^^ |      write O ^^^ |
-//
-// The first Q K^T of a tile runs while O of the tile before is written: S is free by then, and the
-// next softmax need not wait for it.
+//   consumer   QK(n) softmax | QK(n-1)  PV(n)    | QK(n-2) PV(n-1)  | ... PV(0)  write O
+//                            | softmax(n-1) ^^^^ | softmax(n-2) ^^^
 //
 // Barriers. Each is an mbarrier in shared memory that counts arrivals and flips its phase; a waiter
 // names the parity of the phase it waits for. "Full" ones complete when TMA has delivered the bytes
@@ -37,16 +33,14 @@
 // of round r is full at parity r % 2, and the producer of round r waits for the consumers of round
 // r - 1, parity (r - 1) % 2 = (r + 1) % 2; for r = 0 that parity counts as passed in a fresh
 // barrier. Q has one slot a group, so its round is the number of tiles so far. A tile whose rows
-// see no key takes one block all the same, and the mask hides it: all tiles go the same way.
+// see no key uses no slot on either side: both compute its blocks from the same numbers.
 //
 // No cycle: the producer waits only for slots of earlier loads, in the order in which the consumers
 // use them (K(n), Q, K(n-1), V(n), ...), so the consumers' next slot is always loaded or being
 // waited for by the producer on something they have yet to release and will, with no further load.
 // K(n-1) may be asked for before V(n): with two slots, K(n-1) needs K(n+1) released, which the
-// consumers do before they need V(n). A group asks for the next tile's number, Q' and K(n') while
-// it holds V(0), which the producer needs back for a later V only. The turns below are a ring of
-// the groups, all of which take the same number of turns a tile, as its blocks belong to the tile
-// and not to the group.
+// consumers do before they need V(n). The turns below are a ring of the groups, all of which take
+// the same number of turns a tile, as its blocks belong to the tile and not to the group.
 //
 // Turns (kTakesTurns, "ping-pong"): named barrier g is passed when group g waits (128 threads) and
 // its predecessor has handed over (128). The last group hands over once at the start, so group 0
@@ -347,8 +341,6 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
     constexpr int kBox = Traits::kBox;
     constexpr int kStages = Traits::kStages;
     constexpr bool kHasExtras = Traits::kHasExtras;
-    // S stays live under the epilogue. With a window's bounds beside it registers spill at 256.
-    constexpr bool kStartsAhead = !kHasExtras;
 
     extern __shared__ __align__(1024) unsigned char smem[];
     auto& storage = *reinterpret_cast<typename Traits::SharedStorage*>(smem);
@@ -374,15 +366,13 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
     }
     __syncthreads();
 
-    // Key blocks of a tile: it visits first + n for n = count - 1 ... 0. One if its rows see none:
-    // the mask hides all of it.
+    // Key blocks of a tile: it visits first + n for n = count - 1 ... 0; none if count <= 0.
     const auto first_block_of = [&](int m_block) {
         return kHasExtras ? p.mask.n_block_begin(m_block * kBlockM, kBlockN) : 0;
     };
     const auto num_blocks_of = [&](int m_block) {
-        const int n_block_end =
-            p.mask.n_block_end(min((m_block + 1) * kBlockM, p.seqlen_q), kBlockN);
-        return max(n_block_end - first_block_of(m_block), 1);
+        return p.mask.n_block_end(min((m_block + 1) * kBlockM, p.seqlen_q), kBlockN) -
+               first_block_of(m_block);
     };
 
     const int warpgroup = cutlass::canonical_warp_group_idx();
@@ -428,20 +418,24 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
             };
 
             int n_block = num_blocks_of(coord.m_block) - 1;
-            load_k(n_block);
-            for (int g = 0; g < kGroups; ++g) {
-                storage.q_empty[g].wait(q_ring.parity ^ 1);
-                load(p.q_map, storage.q_full[g], kReadOnce, storage.q[g], kGroupM, Traits::kHeadDim,
-                     coord.m_block * kBlockM + g * kGroupM, coord.bidh, coord.bidb);
-            }
-            q_ring.advance();
-            for (; n_block > 0; --n_block) {
-                load_k(n_block - 1);
-                load_v(n_block);
+            const bool sees_keys = n_block >= 0;
+            if (sees_keys) {
+                load_k(n_block);
+                for (int g = 0; g < kGroups; ++g) {
+                    storage.q_empty[g].wait(q_ring.parity ^ 1);
+                    load(p.q_map, storage.q_full[g], kReadOnce, storage.q[g], kGroupM,
+                         Traits::kHeadDim, coord.m_block * kBlockM + g * kGroupM, coord.bidh,
+                         coord.bidb);
+                }
+                q_ring.advance();
+                for (; n_block > 0; --n_block) {
+                    load_k(n_block - 1);
+                    load_v(n_block);
+                }
             }
             // As late as still hides the counter's latency, under the last load.
             tile = gridDim.x + (p.next_tile != nullptr ? atomicAdd(p.next_tile, 1) : tile);
-            load_v(0);
+            if (sees_keys) load_v(0);
             storage.tile_empty[tile_ring.slot].wait(tile_ring.parity ^ 1);
             storage.tile[tile_ring.slot] = tile;
             storage.tile_full[tile_ring.slot].arrive();
@@ -487,32 +481,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         RingPosition<kStages> k_ring, v_ring;
         RingPosition<1> q_ring;
 
-        const auto await_k = [&] { storage.k_full[k_ring.slot].wait(k_ring.parity); };
-        const auto issue_qk = [&] {
-            issue_product<false>(mma_qk, tSrQ, tSrK(_, _, _, k_ring.slot), acc_s);
-        };
-        // The first Q K^T of a tile. After the last tile it is of what lies in the slots, for
-        // nothing: a branch around it would make the assembler serialise all products.
-        const auto start = [&](int tile) {
-            if (tile < p.num_tiles) {
-                storage.q_full[group].wait(q_ring.parity);
-                q_ring.advance();
-                await_k();
-            }
-            issue_qk();
-        };
-        const auto await_tile = [&] {
-            storage.tile_full[tile_ring.slot].wait(tile_ring.parity);
-            const int next = storage.tile[tile_ring.slot];
-            __syncwarp();
-            release(storage.tile_empty[tile_ring.slot]);
-            tile_ring.advance();
-            return next;
-        };
-
-        int tile = blockIdx.x;
-        if constexpr (kStartsAhead) start(tile);
-        while (tile < p.num_tiles) {
+        for (int tile = blockIdx.x; tile < p.num_tiles;) {
             const TileCoord coord(p, tile);
             const int m_begin = coord.m_block * kBlockM + group * kGroupM;
             const int row = m_begin + thread / 32 * 16 + lane / 4;  // and row + 8
@@ -531,6 +500,10 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
             float scores_scale[2];
             clear(acc_o);
 
+            const auto await_k = [&] { storage.k_full[k_ring.slot].wait(k_ring.parity); };
+            const auto issue_qk = [&] {
+                issue_product<false>(mma_qk, tSrQ, tSrK(_, _, _, k_ring.slot), acc_s);
+            };
             const auto issue_pv = [&] {
                 storage.v_full[v_ring.slot].wait(v_ring.parity);
                 warpgroup_fence_operand(rP);
@@ -543,8 +516,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 k_ring.advance();
                 if (n_block == 0) release(storage.q_empty[group]);
             };
-            const auto finish_pv = [&](auto in_flight) {
-                warpgroup_wait<decltype(in_flight)::value>();
+            const auto finish_pv = [&] {
+                warpgroup_wait<0>();
                 warpgroup_fence_operand(acc_o);
                 warpgroup_fence_operand(rP);
                 release(storage.v_empty[v_ring.slot]);
@@ -595,35 +568,38 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 }
             };
 
-            if constexpr (!kStartsAhead) start(tile);
-            finish_qk(Int<0>{});
-            softmax_step();
-            convert_p();
-            if (n_block > 0) await_k();
-            for (--n_block; n_block >= 0; --n_block) {
+            if (n_block >= 0) {
+                storage.q_full[group].wait(q_ring.parity);
+                q_ring.advance();
                 // O is rescaled while a product runs: Q K^T of this group or, in turns, those of
                 // another.
-                take_turn();
+                await_k();
                 issue_qk();
+                finish_qk(Int<0>{});
+                softmax_step();
+                convert_p();
+                if (n_block > 0) await_k();
+                for (--n_block; n_block >= 0; --n_block) {
+                    take_turn();
+                    issue_qk();
+                    if constexpr (!Traits::kTakesTurns) rescale(acc_o, scores_scale);
+                    issue_pv();
+                    pass_turn();
+                    finish_qk(Int<1>{});
+                    softmax_step();
+                    // The wait for the next K stands here because it is a branch: the assembler
+                    // would move the wait for P V, which nothing above depends on, up over the
+                    // softmax that is to run under P V.
+                    warpgroup_fence_operand(acc_s);
+                    if (n_block > 0) await_k();
+                    finish_pv();
+                    if constexpr (Traits::kTakesTurns) rescale(acc_o, scores_scale);
+                    convert_p();
+                }
                 if constexpr (!Traits::kTakesTurns) rescale(acc_o, scores_scale);
                 issue_pv();
-                pass_turn();
-                finish_qk(Int<1>{});
-                softmax_step();
-                // The wait for the next K stands here because it is a branch: the assembler would
-                // move the wait for P V, which nothing above depends on, up over the softmax that
-                // is to run under P V.
-                warpgroup_fence_operand(acc_s);
-                if (n_block > 0) await_k();
-                finish_pv(Int<0>{});
-                if constexpr (Traits::kTakesTurns) rescale(acc_o, scores_scale);
-                convert_p();
+                finish_pv();
             }
-            if constexpr (!Traits::kTakesTurns) rescale(acc_o, scores_scale);
-            issue_pv();
-            tile = await_tile();
-            if constexpr (kStartsAhead) start(tile);
-            finish_pv(Int<kStartsAhead>{});
 
             // ---- Epilogue: O / row_sum, 16 bytes a thread, from registers ----
             auto* o_ptr = static_cast<Element*>(p.t.o_ptr) + coord.bidb * p.t.o_batch_stride +
@@ -683,8 +659,13 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                                      of_row(inverse[0], inverse[1]));
                 }
             }
+
+            storage.tile_full[tile_ring.slot].wait(tile_ring.parity);
+            tile = storage.tile[tile_ring.slot];
+            __syncwarp();
+            release(storage.tile_empty[tile_ring.slot]);
+            tile_ring.advance();
         }
-        warpgroup_wait<0>();  // for what start() issued after the last tile
     }
 }
 

@@ -73,12 +73,9 @@ KernelParams make_kernel_params(const Problem& problem, const Tensors& t, int* n
     using Element = typename Traits::Element;
     constexpr int kBox = Traits::kBox;
     KernelParams p;
-    const auto map_of_q = [&](int box_rows) {
-        return make_tensor_map<Element, kBox>("q", t.q_ptr, problem.batch, problem.num_heads,
-                                              problem.seqlen_q, problem.head_dim, t.q_batch_stride,
-                                              t.q_head_stride, t.q_row_stride, box_rows);
-    };
-    p.q_map = map_of_q(Traits::kGroupM);
+    p.q_map = make_tensor_map<Element, kBox>("q", t.q_ptr, problem.batch, problem.num_heads,
+                                             problem.seqlen_q, problem.head_dim, t.q_batch_stride,
+                                             t.q_head_stride, t.q_row_stride, Traits::kGroupM);
     if (problem.seqlen_k > 0) {
         p.k_map = make_tensor_map<Element, kBox>(
             "k", t.k_ptr, problem.batch, problem.num_heads_kv, problem.seqlen_k, problem.head_dim,
@@ -86,8 +83,8 @@ KernelParams make_kernel_params(const Problem& problem, const Tensors& t, int* n
         p.v_map = make_tensor_map<Element, kBox>(
             "v", t.v_ptr, problem.batch, problem.num_heads_kv, problem.seqlen_k, problem.head_dim_v,
             t.v_batch_stride, t.v_head_stride, t.v_row_stride, Traits::kBlockN);
-    } else {  // there is no map of nothing, and the mask hides what is loaded
-        p.k_map = p.v_map = map_of_q(Traits::kBlockN);
+    } else {  // there is no map of nothing, and nothing is loaded
+        p.k_map = p.v_map = p.q_map;
     }
     p.t = t;
     p.mask = Mask{problem.seqlen_k, problem.mask_left, problem.mask_right};
