@@ -46,15 +46,7 @@ Tile tile(const Problem& p, const DeviceInfo& device) {
     return {tile.block_m, tile.block_n, tile.head_dim, tile.num_warps, tile.stages};
 }
 
-int64_t workspace(const Plan& plan, const Problem& p) {
-    if (p.dtype_q == DType::kFloat32 || is_turing(plan.tile)) return 0;
-    for (const TileConfig& tile : kTiles) {
-        if (tile.head_dim == plan.tile.head_dim && tile.block_m == plan.tile.block_m) {
-            return has_counter(tile, p) ? sizeof(int) : 0;
-        }
-    }
-    return 0;
-}
+int64_t workspace(const Plan&, const Problem&) { return 0; }
 
 void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace,
             Stream stream) {
@@ -64,19 +56,19 @@ void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, vo
     if (is_turing(plan.tile)) return sm75::launch(plan, problem, tensors, workspace, stream);
     const int head_dim = plan.tile.head_dim;
     if constexpr (kIsBuilt && is_compiled(64)) {
-        if (head_dim == 64) return run_hdim64(plan, problem, tensors, workspace, stream);
+        if (head_dim == 64) return run_hdim64(plan, problem, tensors, stream);
     }
     if constexpr (kIsBuilt && is_compiled(96)) {
-        if (head_dim == 96) return run_hdim96(plan, problem, tensors, workspace, stream);
+        if (head_dim == 96) return run_hdim96(plan, problem, tensors, stream);
     }
     if constexpr (kIsBuilt && is_compiled(128)) {
-        if (head_dim == 128) return run_hdim128(plan, problem, tensors, workspace, stream);
+        if (head_dim == 128) return run_hdim128(plan, problem, tensors, stream);
     }
     if constexpr (kIsBuilt && is_compiled(192)) {
-        if (head_dim == 192) return run_hdim192(plan, problem, tensors, workspace, stream);
+        if (head_dim == 192) return run_hdim192(plan, problem, tensors, stream);
     }
     if constexpr (kIsBuilt && is_compiled(256)) {
-        if (head_dim == 256) return run_hdim256(plan, problem, tensors, workspace, stream);
+        if (head_dim == 256) return run_hdim256(plan, problem, tensors, stream);
     }
     throw Unsupported("this build has no fa2_cute kernel for head_dim " + std::to_string(head_dim) +
                       "; FA101_ARCHS and FA101_HEAD_DIMS say what is built");

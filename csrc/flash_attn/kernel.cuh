@@ -52,16 +52,6 @@
 // warps exchange their maxima, rescale, and write P again. Both see the same maxima, so they decide
 // alike. Each sums its own weights; the sums meet at the end.
 //
-// Persistent. Pairs have the SM to themselves: no other block would work while one starts, waits
-// for its first tiles and sends O away, 7.2 us at head_dim 256, where a step takes 3.1. So there
-// are as many blocks as SMs, and each takes tile after tile, by a counter. O leaves through the
-// stage of K and V that the last step has read, and Q and the other stage are filled meanwhile:
-//
-//   last step  barrier  cp.async Q K V (next tile)  O / l  O to shared, to global  first step
-//
-// A tile is claimed in the last step of the one before: claimed earlier it would wait behind a long
-// one while other SMs have run out of work.
-//
 // Next rung (sm90): wgmma reads its operands from shared memory by itself, once for 64 rows, TMA
 // moves tiles without threads or addresses, and a warp that only loads leaves the registers to
 // those that compute.
@@ -93,68 +83,42 @@ namespace fa101 {
 // Q takes the sign of softmax_scale, which may be 0, and `scale` the rest.
 template <class Traits, bool kHasExtras>
 __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
-    fa2_cute_kernel(Problem problem, Tensors tensors, LogitScale scale, int* next_tile) {
+    fa2_cute_kernel(Problem problem, Tensors tensors, LogitScale scale) {
     using namespace cute;
     using Element = typename Traits::Element;
     constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
     constexpr int kHeadDim = Traits::kHeadDim, kStages = Traits::kStages;
     constexpr int kNThreads = Traits::kNThreads, kWarpsN = Traits::kWarpsN;
-    constexpr bool kIsPersistent = Traits::kIsPersistent;
     using TileQ = Shape<Int<kBlockM>, Int<kHeadDim>>;
     using TileKV = Shape<Int<kBlockN>, Int<kHeadDim>>;
     using TileS = Shape<Int<kBlockM>, Int<kBlockN>>;
     const auto thread = [] { return reread_thread_index<kNThreads>(); };
 
-    extern __shared__ __align__(128) unsigned char smem[];
-    auto& shared = *reinterpret_cast<typename Traits::SharedStorage*>(smem);
-
     // ---- Which tile ----
-    // Tiles of one head are neighbours, so its K and V stay in L2; with a mask the tiles that see
+    // Blocks of one head are neighbours, so its K and V stay in L2; with a mask the tiles that see
     // most keys start first, and the short ones fill the gaps at the end.
     const int seqlen_q = static_cast<int>(problem.seqlen_q);
     const int num_heads = static_cast<int>(problem.num_heads);
-    const auto current_tile = [&] {
-        if constexpr (kIsPersistent) {
-            return shared.tile;
-        } else {
-            return reread_block_index();
-        }
-    };
     struct TileIndex {
         int m_begin, batch_head, batch, head;
     };
-    const auto tile_index = [&](int tile) -> TileIndex {
+    const auto tile_index = [&](int block) -> TileIndex {
         const int num_m_blocks = ceil_div(seqlen_q, kBlockM);
-        const int m_block = num_m_blocks - 1 - tile % num_m_blocks;
-        const int batch_head = tile / num_m_blocks;
+        const int m_block = num_m_blocks - 1 - block % num_m_blocks;
+        const int batch_head = block / num_m_blocks;
         return {m_block * kBlockM, batch_head, batch_head / num_heads, batch_head % num_heads};
     };
-    // A tile and the blocks of keys that it visits, from the last to the first.
-    struct Visit {
-        int m_begin, batch, head, head_kv;
-        TileMask mask;
-        int n_block_begin, n_block_end, n_block_full_begin, n_block_full_end;
-    };
-    const auto visit_of = [&](int tile) -> Visit {
-        const auto [m_begin, batch_head, batch, head] = tile_index(tile);
-        const int head_kv = head / (num_heads / static_cast<int>(problem.num_heads_kv));
-        const Mask mask = mask_of(problem, tensors, batch);
-        const TileMask tile_mask = mask.tile(m_begin, kBlockM);
-        const int m_end = min(m_begin + kBlockM, seqlen_q);
-        return {m_begin,
-                batch,
-                head,
-                head_kv,
-                tile_mask,
-                mask.n_block_begin(m_begin, kBlockN),
-                mask.n_block_end(m_end, kBlockN),
-                mask.n_block_full_begin(m_end, kBlockN),
-                mask.n_block_full_end(m_begin, kBlockN)};
-    };
-    [[maybe_unused]] const int num_tiles =
-        static_cast<int>(problem.batch) * num_heads * ceil_div(seqlen_q, kBlockM);
-    int tile = blockIdx.x;
-    Visit visit = visit_of(tile);
+    const TileIndex tile = tile_index(blockIdx.x);
+    const int m_begin = tile.m_begin, bidb = tile.batch;
+    const int bidh_kv = tile.head / (num_heads / static_cast<int>(problem.num_heads_kv));
+
+    const Mask mask = mask_of(problem, tensors, bidb);
+    const TileMask tile_mask = mask.tile(m_begin, kBlockM);
+    const int m_end = min(m_begin + kBlockM, seqlen_q);
+    const int n_block_begin = mask.n_block_begin(m_begin, kBlockN);
+    const int n_block_end = mask.n_block_end(m_end, kBlockN);
+    const int n_block_full_begin = mask.n_block_full_begin(m_end, kBlockN);
+    const int n_block_full_end = mask.n_block_full_end(m_begin, kBlockN);
 
     // ---- Copies: tensors in global and shared memory, and this thread's part of them ----
     // Reading aid: tXsY is this thread's part, for the copy or product X, of tensor Y in shared
@@ -163,6 +127,8 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
     const int head_dim_v = static_cast<int>(problem.head_dim_v);
     const bool aligned16 = problem.aligned16;
 
+    extern __shared__ __align__(128) unsigned char smem[];
+    auto& shared = *reinterpret_cast<typename Traits::SharedStorage*>(smem);
     using LayoutQ = typename Traits::SmemLayoutQ;
     using LayoutKV = typename Traits::SmemLayoutKV;
     Tensor sQ = make_tensor(make_smem_ptr(shared.q), LayoutQ{});   // (BlockM, HeadDim)
@@ -175,15 +141,14 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
     Tensor cS = make_identity_tensor(TileS{});
     typename Traits::GmemTiledCopy gmem_tiled_copy;
 
-    int stage_offset = 0;  // only a persistent block's stages go on from tile to tile
-    const auto load_kv = [&](Visit const& at, int n_block, auto num_rows) {
-        const int stage = (n_block + stage_offset) % kStages;
+    const auto load_kv = [&](int n_block, auto num_rows) {
+        const int stage = n_block % kStages;
         const auto thr_copy = gmem_tiled_copy.get_thread_slice(thread());
         const int n_begin = n_block * kBlockN;
         const auto* k_ptr = static_cast<const Element*>(tensors.k_ptr) +
-                            at.batch * tensors.k_batch_stride + at.head_kv * tensors.k_head_stride;
+                            bidb * tensors.k_batch_stride + bidh_kv * tensors.k_head_stride;
         const auto* v_ptr = static_cast<const Element*>(tensors.v_ptr) +
-                            at.batch * tensors.v_batch_stride + at.head_kv * tensors.v_head_stride;
+                            bidb * tensors.v_batch_stride + bidh_kv * tensors.v_head_stride;
         Tensor gK = gmem_tile<TileKV>(k_ptr, tensors.k_row_stride, n_begin);  // (BlockN, HeadDim)
         Tensor gV = gmem_tile<TileKV>(v_ptr, tensors.v_row_stride, n_begin);  // (BlockN, HeadDim)
         Tensor tKVcKV = thr_copy.partition_S(cKV);                            // (CPY=8, rows, cols)
@@ -219,32 +184,29 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
         };
     };
 
-    // ---- First loads: Q, and K and V of the first kStages - 1 blocks ----
-    const auto load_first = [&](Visit const& at) {
+    // ---- Prologue: Q, and K and V of the first kStages - 1 blocks ----
+    if (n_block_end > n_block_begin) {
         const auto thr_copy = gmem_tiled_copy.get_thread_slice(thread());
         const auto* q_ptr = static_cast<const Element*>(tensors.q_ptr) +
-                            at.batch * tensors.q_batch_stride + at.head * tensors.q_head_stride;
-        Tensor gQ = gmem_tile<TileQ>(q_ptr, tensors.q_row_stride, at.m_begin);
-        Tensor tQsQ = thr_copy.partition_D(sQ);  // (CPY=8, rows, cols)
-        load_tile(thr_copy.partition_S(gQ), tQsQ, thr_copy.partition_S(cQ), seqlen_q - at.m_begin,
+                            bidb * tensors.q_batch_stride + tile.head * tensors.q_head_stride;
+        Tensor gQ = gmem_tile<TileQ>(q_ptr, tensors.q_row_stride, m_begin);  // (BlockM, HeadDim)
+        Tensor tQsQ = thr_copy.partition_D(sQ);                              // (CPY=8, rows, cols)
+        load_tile(thr_copy.partition_S(gQ), tQsQ, thr_copy.partition_S(cQ), seqlen_q - m_begin,
                   head_dim, aligned16);
         CUTE_UNROLL
         for (int i = 0; i < kStages - 1; ++i) {
-            const int n_block = at.n_block_end - 1 - i;
-            if (n_block >= at.n_block_begin) {
-                load_kv(at, n_block, at.mask.num_keys - n_block * kBlockN);
+            const int n_block = n_block_end - 1 - i;
+            if (n_block >= n_block_begin) {
+                load_kv(n_block, tile_mask.num_keys - n_block * kBlockN);
             }
             cp_async_fence();
         }
         if (!(problem.softmax_scale > 0.0f)) {
-            cp_async_wait<0>();  // this thread's part; the first step's barrier is for the others
+            cp_async_wait<0>();  // this thread's part; the barrier below is for the others
             const Element sign(problem.softmax_scale < 0.0f ? -1.0f : 0.0f);
             CUTE_NO_UNROLL
             for (int i = 0; i < size(tQsQ); ++i) tQsQ(i) = tQsQ(i) * sign;
         }
-    };
-    if (visit.n_block_end > visit.n_block_begin) {
-        load_first(visit);
         if constexpr (Traits::kQInRegisters) {
             cp_async_wait<kStages - 2>();
             __syncthreads();
@@ -256,14 +218,14 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
 
     // ---- Logits: with extras, all that is left for the softmax is to subtract the maximum ----
     const auto finish_logits = [&](auto& s, auto const& s_coord, int n_block, auto is_masked) {
-        const TileIndex here = tile_index(current_tile());
+        const TileIndex here = tile_index(reread_block_index());
         const BiasMask bias_mask(problem, tensors, here.batch, here.head);
         const int n_begin = n_block * kBlockN;
         const auto for_each = [&](const auto* array, int64_t row_stride, int64_t key_stride,
                                   auto const& use) {
             for_each_logit<4 * kWarpsN>(
                 s, s_coord, array + here.m_begin * row_stride + n_begin * key_stride, row_stride,
-                key_stride, seqlen_q - here.m_begin, visit.mask.num_keys - n_begin, use);
+                key_stride, seqlen_q - here.m_begin, tile_mask.num_keys - n_begin, use);
         };
         if (problem.softcap > 0.0f) {
             softcap_logits(s, scale);
@@ -338,21 +300,12 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
         }
     };
 
-    // ---- A persistent block's next tile; the barrier at the end of this one makes it known ----
-    const auto claim_next_tile = [&] {
-        if constexpr (kIsPersistent) {
-            if (thread() != 0) return;
-            shared.next_tile =
-                gridDim.x + (next_tile != nullptr ? atomicAdd(next_tile, 1) : shared.tile);
-        }
-    };
-
     // ---- Main loop ----
     // Always inline: as a call it would spill all of its state.
     const auto step = [&](int n_block, auto is_masked) __attribute__((always_inline)) {
         constexpr bool kIsMasked = decltype(is_masked)::value;
-        const int stage = (n_block + stage_offset) % kStages;
-        const TileMask block_mask = visit.mask.from_key(n_block * kBlockN);
+        const int stage = n_block % kStages;
+        const TileMask block_mask = tile_mask.from_key(n_block * kBlockN);
 
         cp_async_wait<kStages - 2>();
         bool nonfinite = false;
@@ -362,11 +315,10 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
         } else {
             __syncthreads();
         }
-        if (n_block - (kStages - 1) >= visit.n_block_begin) {
-            // Only the last block, which load_first has loaded, may end early.
-            load_kv(visit, n_block - (kStages - 1), Int<kBlockN>{});
+        if (n_block - (kStages - 1) >= n_block_begin) {
+            // Only the last block, which the prologue has loaded, may end early.
+            load_kv(n_block - (kStages - 1), Int<kBlockN>{});
         }
-        if (kIsPersistent && n_block == visit.n_block_begin) claim_next_tile();
         cp_async_fence();
 
         // A warp none of whose rows sees the block has nothing to do in it; nor has its partner.
@@ -403,7 +355,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
                         return false;
                     }
                     if constexpr (kHasExtras) {
-                        const TileIndex here = tile_index(current_tile());
+                        const TileIndex here = tile_index(reread_block_index());
                         const BiasMask bias_mask(problem, tensors, here.batch, here.head);
                         const int query = here.m_begin + row;
                         return query < seqlen_q && !bias_mask.hides(query, n_block * kBlockN + key);
@@ -427,86 +379,51 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
     };
     // The caller's mask may hide keys of any block.
     const auto is_full = [&](int n_block) {
-        return n_block >= visit.n_block_full_begin && n_block < visit.n_block_full_end &&
+        return n_block >= n_block_full_begin && n_block < n_block_full_end &&
                !(kHasExtras && tensors.mask_ptr != nullptr);
     };
-    while (true) {
-        if constexpr (kIsPersistent) {
-            if (thread() == 0) shared.tile = tile;
-            if (visit.n_block_end <= visit.n_block_begin) {  // there is no last step to do it
-                visit.n_block_begin = visit.n_block_end;
-                claim_next_tile();
-            }
-        }
-        // At most two rounds: the bounds may cut the last blocks and the first.
+    // At most two rounds: the bounds may cut the last blocks and the first.
+    CUTE_NO_UNROLL
+    for (int n_block = n_block_end - 1; n_block >= n_block_begin;) {
         CUTE_NO_UNROLL
-        for (int n_block = visit.n_block_end - 1; n_block >= visit.n_block_begin;) {
-            CUTE_NO_UNROLL
-            for (; n_block >= visit.n_block_begin && !is_full(n_block); --n_block) {
-                step(n_block, true_type{});
-            }
-            CUTE_NO_UNROLL
-            for (; is_full(n_block); --n_block) step(n_block, false_type{});
-        }
-
-        // ---- The next tile's first loads, into Q and the stage that the last step did not read --
-        [[maybe_unused]] const int last_stage = (visit.n_block_begin + stage_offset) % kStages;
-        if constexpr (kIsPersistent) {
-            __syncthreads();  // all warps are done with the tile's Q, K and V
-            tile = shared.next_tile;
-            if (tile < num_tiles) {
-                visit = visit_of(tile);
-                stage_offset = (last_stage + visit.n_block_end) % kStages;
-                if (visit.n_block_end > visit.n_block_begin) load_first(visit);
-            }
-        }
-
-        // ---- Epilogue: O / l and lse; O through shared memory, to leave in whole rows ----
-        const TileIndex out = tile_index(current_tile());
-        const auto thr_mma = tiled_mma.get_thread_slice(thread());
-        Tensor o_coord = rows_and_cols(thr_mma.partition_C(cQ));  // (2 * MMA_M, 2 * MMA_K)
-        softmax.finish();
-        if constexpr (kWarpsN == 2) {
-            float other_sum[kRows];
-            pair_exchange(thread() / 32, softmax.row_sum, other_sum, shared.row_values, o_coord);
-            CUTE_UNROLL
-            for (int r = 0; r < kRows; ++r) softmax.row_sum[r] += other_sum[r];
-        }
-        CUTE_UNROLL
-        for (int r = 0; r < size<0>(o); ++r) {
-            const int row = out.m_begin + get<0>(o_coord(r, 0));
-            const float inverse = inverse_row_sum(softmax.row_sum[r]);
-            CUTE_UNROLL
-            for (int c = 0; c < size<1>(o); ++c) o(r, c) *= inverse;
-            if (tensors.lse_ptr != nullptr && get<1>(o_coord(r, 0)) == 0 && row < seqlen_q) {
-                tensors.lse_ptr[out.batch_head * problem.seqlen_q + row] =
-                    log_sum_exp(softmax.row_max[r], softmax.row_sum[r]);
-            }
-        }
-        // Of sQ a warp writes only its own rows, which no other one reads.
-        Tensor sO = [&] {
-            if constexpr (kIsPersistent) {
-                return make_tensor(make_smem_ptr(shared.k), typename Traits::SmemLayoutO{})(
-                    _, _, last_stage);
-            } else {
-                return sQ;
-            }
-        }();
-        Tensor rO = round_to<Element>(acc_o);  // (MMA=4, MMA_M, MMA_K)
-        const auto smem_thr_copy_c = smem_copy_c.get_thread_slice(thread());
-        copy(smem_copy_c, smem_thr_copy_c.retile_S(rO), smem_thr_copy_c.partition_D(sO));
-        __syncthreads();
-        auto* o_ptr = static_cast<Element*>(tensors.o_ptr) + out.batch * tensors.o_batch_stride +
-                      out.head * tensors.o_head_stride;
-        Tensor gO = gmem_tile<TileQ>(o_ptr, tensors.o_row_stride, out.m_begin);
-        const auto thr_copy = gmem_tiled_copy.get_thread_slice(thread());
-        store_tile(thr_copy.partition_S(sO), thr_copy.partition_D(gO), thr_copy.partition_S(cQ),
-                   seqlen_q - out.m_begin, head_dim_v, aligned16);
-        if (!kIsPersistent || tile >= num_tiles) break;
-        softmax = OnlineSoftmax<kRows>();
-        has_max = false;
-        clear(acc_o);
+        for (; n_block >= n_block_begin && !is_full(n_block); --n_block) step(n_block, true_type{});
+        CUTE_NO_UNROLL
+        for (; is_full(n_block); --n_block) step(n_block, false_type{});
     }
+
+    // ---- Epilogue: O / l and lse; O through the memory of Q, to leave in whole rows ----
+    const TileIndex out = tile_index(reread_block_index());
+    const auto thr_mma = tiled_mma.get_thread_slice(thread());
+    Tensor o_coord = rows_and_cols(thr_mma.partition_C(cQ));  // (2 * MMA_M, 2 * MMA_K)
+    softmax.finish();
+    if constexpr (kWarpsN == 2) {
+        float other_sum[kRows];
+        pair_exchange(thread() / 32, softmax.row_sum, other_sum, shared.row_values, o_coord);
+        CUTE_UNROLL
+        for (int r = 0; r < kRows; ++r) softmax.row_sum[r] += other_sum[r];
+    }
+    CUTE_UNROLL
+    for (int r = 0; r < size<0>(o); ++r) {
+        const int row = out.m_begin + get<0>(o_coord(r, 0));
+        const float inverse = inverse_row_sum(softmax.row_sum[r]);
+        CUTE_UNROLL
+        for (int c = 0; c < size<1>(o); ++c) o(r, c) *= inverse;
+        if (tensors.lse_ptr != nullptr && get<1>(o_coord(r, 0)) == 0 && row < seqlen_q) {
+            tensors.lse_ptr[out.batch_head * problem.seqlen_q + row] =
+                log_sum_exp(softmax.row_max[r], softmax.row_sum[r]);
+        }
+    }
+    // A warp writes and reads only its own rows of sQ up to here, and its partner has read them.
+    Tensor rO = round_to<Element>(acc_o);  // (MMA=4, MMA_M, MMA_K)
+    const auto smem_thr_copy_c = smem_copy_c.get_thread_slice(thread());
+    copy(smem_copy_c, smem_thr_copy_c.retile_S(rO), smem_thr_copy_c.partition_D(sQ));
+    __syncthreads();
+    auto* o_ptr = static_cast<Element*>(tensors.o_ptr) + out.batch * tensors.o_batch_stride +
+                  out.head * tensors.o_head_stride;
+    Tensor gO = gmem_tile<TileQ>(o_ptr, tensors.o_row_stride, out.m_begin);  // (BlockM, HeadDim)
+    const auto thr_copy = gmem_tiled_copy.get_thread_slice(thread());
+    store_tile(thr_copy.partition_S(sQ), thr_copy.partition_D(gO), thr_copy.partition_S(cQ),
+               seqlen_q - out.m_begin, head_dim_v, aligned16);
 }
 
 }  // namespace fa101

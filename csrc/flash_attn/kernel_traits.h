@@ -23,7 +23,6 @@ struct Fa2CuteTraits {
     static constexpr bool kQInRegisters = kQInRegisters_;
     static constexpr int kBlocksPerSm = kBlocksPerSm_;
     static constexpr int kWarpsN = kWarpsN_;
-    static constexpr bool kIsPersistent = kBlocksPerSm == 1;
 
     static_assert(kWarpsN == 1 || kWarpsN == 2, "a warp has its rows alone or with one other");
     static_assert(kBlockM % (16 * kNWarps / kWarpsN) == 0, "a warp has whole 16-row mma tiles");
@@ -69,18 +68,6 @@ struct Fa2CuteTraits {
         cute::Layout<cute::Shape<cute::Int<kHeadDim>, cute::Int<kBlockN>, cute::Int<kStages>>,
                      cute::Stride<cute::Int<kBlockN>, cute::_1, cute::Int<kBlockN * kHeadDim>>>{}));
 
-    // O in one stage of K and V, half the rows in each, for the time that Q is the next tile's. The
-    // array of V follows that of K.
-    static_assert(!kIsPersistent || (kBlockM == 2 * kBlockN && kStages == 2 && !kQInRegisters));
-    using SmemLayoutO = decltype(cute::composition(
-        cute::tile_to_shape(
-            SmemAtom{},
-            cute::Shape<cute::Int<kBlockN>, cute::Int<kHeadDim>, cute::Int<2 * kStages>>{}),
-        cute::Layout<cute::Shape<cute::Shape<cute::Int<kBlockN>, cute::_2>, cute::Int<kHeadDim>,
-                                 cute::Int<kStages>>,
-                     cute::Stride<cute::Stride<cute::_1, cute::Int<kStages * kBlockN * kHeadDim>>,
-                                  cute::Int<kBlockN>, cute::Int<kBlockN * kHeadDim>>>{}));
-
     // What a pair of warps has in common: the weights, and a number for every row from either.
     struct Alone {};
     struct Pairs {
@@ -94,15 +81,8 @@ struct Fa2CuteTraits {
         }
     };
 
-    // The tile that a persistent block is at, and the one that it has claimed.
-    struct OneTile {};
-    struct Tiles {
-        int tile, next_tile;
-    };
-
-    // O leaves through the memory of Q, or of K and V.
-    struct SharedStorage : std::conditional_t<kWarpsN == 1, Alone, Pairs>,
-                           std::conditional_t<kIsPersistent, Tiles, OneTile> {
+    // O leaves through the memory of Q.
+    struct SharedStorage : std::conditional_t<kWarpsN == 1, Alone, Pairs> {
         alignas(128) Element q[cute::cosize_v<SmemLayoutQ>];
         alignas(128) Element k[cute::cosize_v<SmemLayoutKV>];
         alignas(128) Element v[cute::cosize_v<SmemLayoutKV>];

@@ -2,12 +2,6 @@
 // and the kernels both read it. The measurements behind it are in docs/performance-log.md.
 #pragma once
 
-#include <fa101/params.h>
-
-#include "common/mask.h"
-
-#include <cstdint>
-
 namespace fa101::fa2_cute {
 
 struct TileConfig {
@@ -21,15 +15,10 @@ struct TileConfig {
     int blocks_per_sm;    // caps the registers a thread may use: 65536 / (32 * num_warps * this)
     int warps_n;          // 2: pairs of warps share twice the queries, each takes half the keys
 
-    // A block alone on its SM takes tile after tile: no other one works while it begins and ends.
-    constexpr bool is_persistent() const { return blocks_per_sm == 1; }
-
-    // Q, and K and V of all stages, in 16-bit elements; pairs have P and a number for every row;
-    // persistent blocks have the numbers of two tiles, 128 bytes so that all else stays aligned.
+    // Q, and K and V of all stages, in 16-bit elements; pairs have P and a number for every row.
     constexpr int smem_bytes() const {
         return 2 * head_dim * (block_m + 2 * stages * block_n) +
-               (warps_n == 1 ? 0 : block_m * (2 * block_n + 4 * warps_n)) +
-               (is_persistent() ? 128 : 0);
+               (warps_n == 1 ? 0 : block_m * (2 * block_n + 4 * warps_n));
     }
 
     constexpr TileConfig with_extras() const {
@@ -56,12 +45,5 @@ constexpr TileConfig kTiles[] = {
     {256, 64, 32, 32, 4, 2, false, 2, 1},  // 96 KB: sm_80 (163 KB a block), sm_86, sm_89 (99 KB)
 };
 // clang-format on
-
-// Persistent blocks fetch the number of their next tile from a counter in the workspace. So few
-// tiles as every GPU with this much shared memory has SMs for need none.
-inline bool has_counter(const TileConfig& tile, const Problem& p) {
-    return tile.is_persistent() &&
-           p.batch * p.num_heads * ceil_div<int64_t>(p.seqlen_q, tile.block_m) > 64;
-}
 
 }  // namespace fa101::fa2_cute

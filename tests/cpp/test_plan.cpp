@@ -416,23 +416,6 @@ TEST_CASE("workspace: S x S for naive, none for fa2") {
     CHECK(plan(p, kH200, "fa2_cute").workspace_bytes == 0);
 }
 
-TEST_CASE("fa2_cute counts the tiles of persistent blocks in the workspace") {
-    const auto workspace = [](const DeviceInfo& device, DType dtype, int64_t head_dim,
-                              int64_t seqlen) {
-        const Problem p = problem(DeviceType::kCuda, dtype, head_dim, seqlen);  // 16 heads
-        return plan(p, device, "fa2_cute", "split_q").workspace_bytes;
-    };
-    for (int64_t head_dim : {136, 192, 200, 256}) {
-        CHECK(workspace(kH200, DType::kBFloat16, head_dim, 1024) == 4);
-        CHECK(workspace(kH200, DType::kBFloat16, head_dim, 512) == 0);  // 64 tiles: one for each SM
-        CHECK(workspace(kH200, DType::kFloat32, head_dim, 1024) == 0);
-        CHECK(workspace(kT4, DType::kFloat16, head_dim, 1024) == 0);
-    }
-    CHECK(workspace(kH200, DType::kBFloat16, 128, 1024) == 0);  // two blocks an SM
-    CHECK(workspace(kA100, DType::kBFloat16, 192, 1024) == 4);
-    CHECK(workspace(kA100, DType::kBFloat16, 256, 1024) == 0);  // its tile is the small one
-}
-
 TEST_CASE("sizes of 0 are planned like any other") {  // FA-016
     for (int64_t Problem::* size :
          {&Problem::batch, &Problem::num_heads, &Problem::seqlen_q, &Problem::seqlen_k}) {
