@@ -83,7 +83,7 @@ namespace fa101 {
 // Q takes the sign of softmax_scale, which may be 0, and `scale` the rest.
 template <class Traits, bool kHasExtras>
 __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
-    fa2_cute_kernel(Problem problem, Tensors tensors, LogitScale scale) {
+    fa2_cute_kernel(Problem problem, Tensors tensors, LogitScale scale, int section_heads) {
     using namespace cute;
     using Element = typename Traits::Element;
     constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
@@ -95,8 +95,8 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
     const auto thread = [] { return reread_thread_index<kNThreads>(); };
 
     // ---- Which tile ----
-    // Blocks of one head are neighbours, so its K and V stay in L2; with a mask the tiles that see
-    // most keys start first, and the short ones fill the gaps at the end.
+    // Section by section of so many heads as have their K and V in L2; in a section the tiles that
+    // see most keys, if they differ, start first, and the short ones fill the gaps at the end.
     const int seqlen_q = static_cast<int>(problem.seqlen_q);
     const int num_heads = static_cast<int>(problem.num_heads);
     struct TileIndex {
@@ -104,8 +104,12 @@ __global__ void __launch_bounds__(Traits::kNThreads, Traits::kBlocksPerSm)
     };
     const auto tile_index = [&](int block) -> TileIndex {
         const int num_m_blocks = ceil_div(seqlen_q, kBlockM);
-        const int m_block = num_m_blocks - 1 - block % num_m_blocks;
-        const int batch_head = block / num_m_blocks;
+        const int first_head = block / (section_heads * num_m_blocks) * section_heads;
+        const int heads =
+            min(section_heads, static_cast<int>(problem.batch) * num_heads - first_head);
+        const int rest = block - first_head * num_m_blocks;
+        const int m_block = num_m_blocks - 1 - rest / heads;
+        const int batch_head = first_head + rest % heads;
         return {m_block * kBlockM, batch_head, batch_head / num_heads, batch_head % num_heads};
     };
     const TileIndex tile = tile_index(blockIdx.x);

@@ -6,6 +6,7 @@
 #include "common/launch.h"
 #include "common/mask.h"
 #include "common/online_softmax.h"
+#include "common/tile_order.h"
 #include "flash_attn/family.h"
 #include "flash_attn/kernel.cuh"
 #include "flash_attn/kernel_traits.h"
@@ -35,7 +36,8 @@ void run_kernel(const Problem& problem, const Tensors& tensors, Stream stream) {
                                  std::fabs(scale) / problem.softcap, problem.softcap * kLog2e};
     allow_shared_memory(kernel, "fa2_cute_kernel", kSmemBytes);
     kernel<<<static_cast<unsigned>(grid), Traits::kNThreads, kSmemBytes,
-             static_cast<cudaStream_t>(stream)>>>(problem, tensors, logit_scale);
+             static_cast<cudaStream_t>(stream)>>>(problem, tensors, logit_scale,
+                                                  section_heads(problem));
     check_launch("fa2_cute_kernel", grid, Traits::kNThreads, kSmemBytes);
 }
 

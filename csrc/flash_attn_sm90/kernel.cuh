@@ -632,10 +632,11 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                     transpose_quad(word);
                     const int column = d + 8 * (lane % 4);
                     // One instruction, by name: of an assignment the compiler makes four for d = 0.
-                    cutlass::arch::global_store<uint4, 16>(
-                        make_uint4(word[0], word[1], word[2], word[3]),
-                        o_ptr + row_r * p.t.o_row_stride + column,
-                        row_r < p.seqlen_q && column < p.head_dim_v);
+                    if (row_r < p.seqlen_q && column < p.head_dim_v) {
+                        cutlass::arch::global_store<uint4, 16>(
+                            make_uint4(word[0], word[1], word[2], word[3]),
+                            o_ptr + row_r * p.t.o_row_stride + column, true);
+                    }
                 }
                 const bool hides_keys =
                     first_block * kBlockN < key_begin || key_end[r] < keys_loaded;

@@ -6,6 +6,7 @@
 #include <fa101/plan.h>
 
 #include "common/launch.h"
+#include "common/tile_order.h"
 #include "flash_attn_sm90/kernel.cuh"
 
 #include <algorithm>
@@ -97,16 +98,7 @@ KernelParams make_kernel_params(const Problem& problem, const Tensors& t, int* n
     p.num_batch_heads = static_cast<int>(problem.batch * problem.num_heads);
     p.num_tiles = p.num_m_blocks * p.num_batch_heads;
 
-    // Masked tiles differ in length: the longest first, over as many heads as share L2. Equal tiles
-    // go head by head.
-    constexpr int64_t kL2Budget = 32 << 20;
-    const int64_t bytes_per_head = problem.seqlen_k * (problem.head_dim + problem.head_dim_v) *
-                                   int64_t{sizeof(Element)} / problem.group_size();
-    p.section_heads =
-        problem.has_right_bound()
-            ? static_cast<int>(std::clamp<int64_t>(kL2Budget / std::max<int64_t>(bytes_per_head, 1),
-                                                   1, p.num_batch_heads))
-            : 1;
+    p.section_heads = section_heads(problem);
     p.next_tile = next_tile;
 
     const float scale = problem.softmax_scale;
