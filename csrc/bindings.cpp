@@ -335,7 +335,9 @@ void forward_with_kvcache(nb::handle q, nb::handle k_cache, nb::handle v_cache, 
         append_options.page_table = options.page_table;
         append_options.cos = cos_array.get(), append_options.sin = sin_array.get();
         append_options.interleaved = interleaved;
-        append_options.q = &q_view, append_options.q_rotated = rotated_array.get();
+        if (rotated_array.get() != nullptr) {
+            append_options.q = &q_view, append_options.q_rotated = rotated_array.get();
+        }
         append_options.queries_advance = causal || window_left || window_right;
         new_keys = make_append_params(*k_array.get(), *v_array.get(), k_cache_view, v_cache_view,
                                       append_options);

@@ -580,7 +580,10 @@ AppendParams make_append_params(const TensorView& k, const TensorView& v, const 
         p.interleaved = options.interleaved;
     }
     const TensorView *const q = options.q, *const q_rotated = options.q_rotated;
-    if (q != nullptr && q_rotated != nullptr) {
+    if ((q != nullptr) != (q_rotated != nullptr) || (q != nullptr && cos == nullptr)) {
+        throw InvalidArgument("q, q_rotated and cos come together: q is rotated into q_rotated");
+    }
+    if (q != nullptr) {
         const Axes aq = axes_of(*q, "q", options.layout);
         const Axes to_q = axes_of(*q_rotated, "q_rotated", options.layout);
         require_like(*q, "q", k_cache, "k_cache");

@@ -114,7 +114,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--prompt", type=int, default=100, help="tokens of the prompt")
-    parser.add_argument("--tokens", type=int, default=32, help="tokens to generate")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens to generate, 3 or more")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--page-size", type=int, default=64)
     parser.add_argument("--graph", action="store_true", help="replay a CUDA graph of a step")
@@ -124,6 +124,8 @@ def main():
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     if options.graph and device.type == "cpu":
         parser.error("--graph needs a GPU")
+    if options.tokens < 3:
+        parser.error(f"--tokens is {options.tokens}; it must be 3 or more, to time a step")
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=8192,

@@ -18,8 +18,10 @@ namespace fa101::flash_decode {
 
 // Keys a kernel is tuned for. Few queries come with a long cache, of which seqlen_k may only be the
 // capacity; many, with about as many keys.
-inline bool has_few_queries(const Problem& p) { return p.seqlen_q <= 256; }
-inline int64_t typical_seqlen_k(const Problem& p) { return has_few_queries(p) ? 8192 : p.seqlen_q; }
+inline int64_t typical_seqlen_k(const Problem& p) { return p.seqlen_q > 256 ? p.seqlen_q : 8192; }
+
+// The queries of a key/value head's group fit the smallest tile.
+inline bool is_decoding(const Problem& p) { return p.seqlen_q * p.group_size() <= 16; }
 
 // Keys of the first splits: from nothing that a longer cache or other company would change. So it
 // is the largest that, with as many keys as is typical, fills whole waves of the device's `slots`
@@ -53,7 +55,7 @@ inline KeySplits forced_splits(const Problem& p) {
 // `chunk` is the family's choice.
 inline int splits_of(const Problem& p, int64_t chunk) {
     if (p.num_splits > 0) return forced_splits(p).count(p.seqlen_k);
-    return KeySplits::growing(static_cast<int>(chunk), has_few_queries(p)).count(p.seqlen_k);
+    return KeySplits::growing(static_cast<int>(chunk), is_decoding(p)).count(p.seqlen_k);
 }
 
 // The splits of a kernel that has enough to do without: none from two waves of blocks on, where the
@@ -68,7 +70,7 @@ inline KeySplits key_splits(const Plan& plan, const Problem& p) {
     if (p.num_splits > 0) return forced_splits(p);
     int chunk = kChunkStep;
     while (splits_of(p, chunk) > plan.num_splits) chunk *= 2;
-    return KeySplits::growing(chunk, has_few_queries(p));
+    return KeySplits::growing(chunk, is_decoding(p));
 }
 
 // Rows of the result, as lse counts them.

@@ -434,6 +434,8 @@ def _rotary(rotary: Any) -> tuple[Any, Any, bool]:
     if not isinstance(rotary, (tuple, list)) or len(rotary) != 3:
         raise TypeError(f"rotary is a {_kind(rotary)}; it must be {rule}")
     cos, sin, interleaved = rotary
+    if cos is None or sin is None:
+        raise TypeError(f"rotary's {'cos' if cos is None else 'sin'} is None; it must be {rule}")
     if not isinstance(interleaved, bool):
         raise TypeError(f"rotary's interleaved is {interleaved!r}; it must be True or False")
     return cos, sin, interleaved
@@ -467,13 +469,15 @@ def _lengths(seqlens_k: Any, batch: int, room: _Room | None) -> list[int] | None
             rule = "an int32 array, an int or a list of ints"
             raise TypeError(f"seqlens_k is {seqlens_k!r}; it must be {rule}")
     lengths = [int(length) for length in listed]
+    if room is None or room.new > room.capacity:
+        return [0] * len(lengths)  # refused in make_params.cpp, whatever they are
     _require_room("seqlens_k", lengths, room)
     return lengths
 
 
 def _require_room(name: str, lengths: Sequence[int], room: _Room | None) -> None:
-    if room is None:
-        return
+    if room is None or room.new > room.capacity:
+        return  # refused in make_params.cpp
     for length in lengths:
         if not 0 <= length <= room.capacity - room.new:
             raise ValueError(

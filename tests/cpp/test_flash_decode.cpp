@@ -65,9 +65,9 @@ TEST_CASE("splits begin where the one before ends, and grow") {
         }
         // Equal ones where the caller gives their number.
         CHECK(KeySplits{chunk}.begin(100) == 100 * chunk);
-        // With few queries the first is in pieces, and the others are the same.
+        // When decoding a first chunk of 1024 is in pieces, and the others are the same.
         const KeySplits pieces = KeySplits::growing(chunk, true);
-        const int more = chunk == flash_decode::kMaxChunk ? 0 : chunk >= 512 ? 2 : chunk / 256;
+        const int more = chunk == 1024 ? 2 : 0;
         CHECK(pieces.begin(0) == 0);
         for (int split = 0; split < 500; ++split) {
             CHECK((pieces.begin(split + 1) - pieces.begin(split)) % flash_decode::kChunkStep == 0);
@@ -112,13 +112,14 @@ TEST_CASE("the keys of a split do not depend on how many keys there are") {
 }
 
 TEST_CASE("a small batch fills the GPU, a large one has nothing to merge") {
-    CHECK(num_splits(decode(1, 32, 8, 8192)) == 33);  // 264 blocks, two a multiprocessor
-    CHECK(num_splits(decode(8, 32, 8, 8192)) == 6);
+    CHECK(num_splits(decode(1, 32, 8, 8192)) == 32);  // 256 blocks, two a multiprocessor
+    CHECK(num_splits(decode(4, 32, 8, 8192)) == 10);
+    CHECK(num_splits(decode(8, 32, 8, 8192)) == 4);
     CHECK(num_splits(decode(64, 32, 8, 8192)) == 1);
     CHECK(num_splits(decode(16, 32, 32, 4096)) == 1);
     CHECK(num_splits(decode(0, 32, 8, 8192)) == 1);
     CHECK(num_splits(decode(1, 32, 8, 0)) == 1);
-    CHECK(num_splits(decode(1, 8, 8, 8192, 128, DType::kFloat32)) == 33);
+    CHECK(num_splits(decode(1, 8, 8, 8192, 128, DType::kFloat32)) == 32);
 }
 
 TEST_CASE("as many splits as asked for, of whole steps") {
@@ -166,8 +167,8 @@ TEST_CASE("every tile fits into the shared memory of the smallest GPU") {
 TEST_CASE("the workspace holds lse and O of every split") {
     const Problem p = decode(1, 32, 8, 8192 + 1, 127);
     const Plan plan = fa101::plan(p, h200(), "fa2_cute", "split_kv");
-    CHECK(plan.num_splits == 34);
-    CHECK(plan.workspace_bytes == 4 * (32 * 34 + 32 * 34 * 128));
+    CHECK(plan.num_splits == 33);
+    CHECK(plan.workspace_bytes == 4 * (32 * 33 + 32 * 33 * 128));
     CHECK(fa101::plan(decode(64, 32, 8, 8192), h200(), "fa2_cute", "split_kv").workspace_bytes ==
           0);
 }

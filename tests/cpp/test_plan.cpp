@@ -116,6 +116,41 @@ TEST_CASE("auto in float32 splits the keys where queries are few; without tensor
     CHECK(std::string(plan(decode, kA100, "auto", "split_q").kernel) == "fa2_cute");
 }
 
+TEST_CASE("the capacity of a cache does not choose the kernel") {
+    for (int64_t batch : {1, 8, 64}) {
+        for (int64_t seqlen_q : {1, 5, 16, 128}) {
+            Problem p = problem(DeviceType::kCuda, DType::kBFloat16, 128, 512);
+            p.batch = batch, p.num_heads = 32, p.num_heads_kv = 8, p.seqlen_q = seqlen_q;
+            p.has_seqlens_k = true;
+            const Plan small = plan(p, kH200);
+            for (int64_t capacity : {1024, 8192, 65536}) {
+                CAPTURE(batch);
+                CAPTURE(seqlen_q);
+                CAPTURE(capacity);
+                p.seqlen_k = capacity;
+                const Plan large = plan(p, kH200);
+                CHECK(std::string(large.kernel) == small.kernel);
+                CHECK(large.strategy == small.strategy);
+            }
+        }
+    }
+}
+
+TEST_CASE("keys are split where there are enough of them") {
+    Problem p = problem(DeviceType::kCuda, DType::kBFloat16, 128, 1024);
+    p.batch = 1, p.num_heads = 32, p.num_heads_kv = 8, p.aligned16 = p.tma = true;
+    const auto strategy = [&](int64_t seqlen_q, int64_t seqlen_k) {
+        p.seqlen_q = seqlen_q, p.seqlen_k = seqlen_k;
+        return plan(p, kH200).strategy;
+    };
+    CHECK(strategy(1, 128) == Strategy::kSplitKV);
+    CHECK(strategy(8, 1024) == Strategy::kSplitQ);  // sm90 is done before the parts are merged
+    CHECK(strategy(8, 16384) == Strategy::kSplitKV);
+    CHECK(strategy(64, 1024) == Strategy::kSplitQ);
+    CHECK(strategy(64, 16384) == Strategy::kSplitKV);
+    CHECK(strategy(256, 16384) == Strategy::kSplitQ);
+}
+
 TEST_CASE("what no kernel answers is Unsupported, with each kernel's reason") {
     const Problem p = problem(DeviceType::kCuda, DType::kFloat16, 1025);
     const std::string text = message<Unsupported>([&] { plan(p, kH200); });

@@ -412,6 +412,9 @@ class TestCommand:
             (["--suite", "cpu", "--kernels", "fa9"], "--kernels fa9: here are"),
             (["--suite", "cpu", "--peers", "fa3"], "--peers fa3: here are torch-flash, torch-math"),
             (["--suite", "cpu", "--filter", "d9999"], "--filter d9999"),
+            (["--suite", "cpu", "--device", "tpu"], "--device tpu: it must be cpu, cuda or cuda:N"),
+            (["--suite", "cpu", "--max-seconds", "inf"], "--max-seconds: inf is not a time"),
+            (["--suite", "cpu", "--max-seconds", "0"], "--max-seconds: 0 is not a time"),
             ([], "required"),
         ],
     )

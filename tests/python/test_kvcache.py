@@ -576,6 +576,8 @@ def bad_calls():
         ({"rotary": (angles, angles, False)}, ValueError, "rotary is given without k and v"),
         (new | {"rotary": (angles, angles)}, TypeError, "rotary is a builtins.tuple; it must be a"),
         (new | {"rotary": (angles, angles, 1)}, TypeError, "rotary's interleaved is 1"),
+        (new | {"rotary": (angles, None, True)}, TypeError, "rotary's sin is None; it must be"),
+        (new | {"rotary": (None, None, True)}, TypeError, "rotary's cos is None; it must be"),
         (new | {"rotary": (angles[1:], angles[1:], True)}, ValueError,
          r"cos has shape \(15, 4\).*each of the 16 keys"),
         (new | {"rotary": (angles, angles[:, :3], True)}, ValueError, "sin has shape"),

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import re
 import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from .suites import SUITES, select
+
+
+def seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a time: finite, and more than 0")
+    return value
 
 
 def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
@@ -39,7 +48,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Nam
     parser.add_argument("--quick", action="store_true", help="a third of the repeats")
     parser.add_argument(
         "--max-seconds",
-        type=float,
+        type=seconds,
         metavar="S",
         help="leave out what takes longer for one call (0.5 on a GPU, 5 on a CPU)",
     )
@@ -78,6 +87,8 @@ def measure(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[s
     if not cases:
         parser.error(f"--filter {' '.join(args.filter)}: no label of {args.suite} has that")
     name = args.device or ("cpu" if args.suite == "cpu" else "cuda")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        parser.error(f"--device {name}: it must be cpu, cuda or cuda:N")
     if name.startswith("cuda") and not torch.cuda.is_available():
         parser.error(f"--suite {args.suite}: torch sees no GPU; --device cpu runs it on the CPU")
     device = torch.device(name)

@@ -96,8 +96,15 @@ def fa101_splits(num_splits: int | str) -> Contender:
         options: dict[str, Any] = {"num_splits": num_splits, "layout": "bhsd"}
         out = torch.full_like(q, float("nan"))
         count = num_splits
-        if count == "auto":
-            count = fa101.plan(q, k, v, strategy="split_kv").num_splits
+        if isinstance(count, int) and 128 * count > case.seqlen_k:
+            raise UnfitError("a split has at least 128 keys")
+        try:
+            if count == "auto":
+                count = fa101.plan(q, k, v, strategy="split_kv").num_splits
+            fa101.flash_attention_with_kvcache(q, k, v, **options, out=out)
+        except (ValueError, RuntimeError) as error:  # unfit here, or no code for this device
+            raise UnfitError(str(error)) from None
+        out.fill_(float("nan"))
         return PlannedCall(
             lambda: fa101.flash_attention_with_kvcache(q, k, v, **options, out=out),
             f"{count} splits",

@@ -104,6 +104,10 @@ def run_case(
                 seconds = 1e-3 * min(watch.measure(2))
             guard.learn(contender, case, seconds)
             guard.admit(contender, case)
+            if seconds > guard.max_seconds:
+                raise UnfitError(
+                    f"a call took {seconds:.3g} s; --max-seconds is {guard.max_seconds:g}"
+                )
             repeats = guard.repeats(seconds, timer.flush_us)
             entrants.append(Entrant(contender, results[-1], watch, repeats))
         if results[-1].get("device_lost"):
