@@ -54,7 +54,8 @@ __global__ void __launch_bounds__(32 * kTiles[kTileIndex].num_warps, 2)
     constexpr int kTogether = 4;              // mma tiles of O worked on at a time
     static_assert(kBlockM * kNumTeams == 16 * kTile.num_warps, "a warp owns 16 rows");
     static_assert(kBlockN % kDepth == 0 && kHeadDim % (8 * kTogether) == 0, "whole mma tiles");
-    static_assert(flash_decode::kChunkStep % (kNumTeams * kBlockN) == 0, "splits begin where steps do");
+    static_assert(flash_decode::kChunkStep % (kNumTeams * kBlockN) == 0,
+                  "splits begin where steps do");
 
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler: one for a warp
     const int team = kNumTeams == 1 ? 0 : warp, warp_row = kNumTeams == 1 ? 16 * warp : 0;
