@@ -246,10 +246,11 @@ def flash_attention_with_kvcache(
         head_dim, columns beyond it stay. Columns i and i + rotary_dim / 2 turn together;
         interleaved: 2i and 2i + 1. Key i is at position seqlens_k + i, and so is query i; without
         causal and window all queries are at position seqlens_k.
-    num_splits: into how many parts the keys are cut, on CUDA (the CPU has 1). "auto" cuts at keys
-        that depend on batch, heads, seqlen_q, head_dim and the device alone: a sequence then gets
-        the same bits in a cache of any capacity and in any company. An integer cuts the capacity
-        into so many parts, or into fewer, at multiples of 128 keys.
+    num_splits: into how many parts the keys are cut, on CUDA; on the CPU only "auto" and 1 are
+        answered. "auto" cuts at keys that depend on batch, heads, seqlen_q, head_dim and the device
+        alone: a sequence then gets the same bits in a cache of any capacity and in any company of
+        the same number. An integer cuts the capacity into so many parts, or into fewer, at
+        multiples of 128 keys.
 
     On CUDA pages need float16 or bfloat16, and a head_dim of at most 256.
     """
