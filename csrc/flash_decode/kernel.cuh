@@ -30,7 +30,8 @@
 // never lie in two pages.
 //
 // Where a split or a step begins depends neither on the length of the cache nor on who else is in
-// the batch, and everything is added in a fixed order: a sequence has one result.
+// the batch, only on how many there are, and everything is added in a fixed order: in batches of
+// one size a sequence has one result.
 //
 // Sources: Dao et al., Flash-Decoding (2023), for the split; Hong et al., FlashDecoding++ (arXiv
 // 2311.01282), for filling the tile; Milakov & Gimelshein (arXiv 1805.02867), whose merge it is.
