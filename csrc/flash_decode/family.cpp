@@ -10,8 +10,11 @@
 #include "flash_decode_tf32/family.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <random>
 #include <string>
 
 namespace fa101::flash_decode {
@@ -45,11 +48,40 @@ int64_t chunk(const Problem& p, const DeviceInfo& device) {
                         kMinChunk);
 }
 
+// What the blocks of the grid need to know that merge the parts.
+Partials with_merge(Partials partials, const Plan& plan, const Problem& p, void* workspace) {
+    const int64_t m_blocks = ceil_div<int64_t>(packed_rows(p), plan.tile.block_m);
+    partials.key_blocks = static_cast<int>(p.batch * p.num_heads_kv * m_blocks * plan.num_splits);
+    partials.rows_per_merge = rows_per_merge(plan, p);
+    if (plan.num_splits > 1) {
+        partials.flags = reinterpret_cast<uint64_t*>(static_cast<std::byte*>(workspace) +
+                                                     partials_bytes(plan, p));
+        partials.nonce = next_nonce();
+    }
+    return partials;
+}
+
 constexpr bool kIsBuilt = FA101_HAS_CUDA && sizeof(FA101_CUTE_ARCHS) > 1;
 
 }  // namespace
 
-// float32 has a kernel of its own; it shares the splits and their merge.
+uint64_t next_nonce() {
+    static std::atomic<uint64_t> counter = [] {
+        std::random_device random;
+        return (uint64_t{random()} << 32) | random();
+    }();
+    uint64_t x = 0;
+    while (x == 0) {
+        // SplitMix64 (Steele, Lea, Flood 2014): a permutation, so no number comes twice.
+        x = counter += 0x9e3779b97f4a7c15u;
+        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+        x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+        x ^= x >> 31;
+    }
+    return x;
+}
+
+// float32 has a kernel of its own, which shares the splits; a second kernel merges its parts.
 std::string supports(const Problem& p, const DeviceInfo& device) {
     if (p.dtype_q == DType::kFloat32) {
         if (p.page_size > 0) return "it reads pages (page_table) of float16 or bfloat16 only";
@@ -73,7 +105,8 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
                std::to_string(tile->smem_bytes()) + " bytes of shared memory; a block has " +
                std::to_string(device.smem_per_block);
     }
-    return refuse_grid(p, blocks_per_split(p, *tile) * num_splits(p, device));
+    const int splits = num_splits(p, device);
+    return refuse_grid(p, blocks_per_split(p, *tile) * splits + (splits > 1 ? result_rows(p) : 0));
 }
 
 Tile tile(const Problem& p, const DeviceInfo& device) {
@@ -88,18 +121,23 @@ int num_splits(const Problem& p, const DeviceInfo& device) {
     return splits_of(p, chunk(p, device));
 }
 
-int64_t workspace(const Plan& plan, const Problem& p) { return partials_bytes(plan, p); }
+int64_t workspace(const Plan& plan, const Problem& p) {
+    return partials_bytes(plan, p) + (p.dtype_q == DType::kFloat32 ? 0 : flags_bytes(plan, p));
+}
 
 void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace,
             Stream stream) {
     const Partials partials = make_partials(plan, problem, workspace);
-    [[maybe_unused]] const auto run = [&](auto run_hdim) {
-        run_hdim(plan, problem, tensors, partials, stream);
-        if (plan.num_splits > 1) run_combine(problem, tensors, partials, stream);
-    };
     if (problem.dtype_q == DType::kFloat32) {
-        if constexpr (kIsBuilt) return run(decode_tf32::run);
+        if constexpr (kIsBuilt) {
+            decode_tf32::run(plan, problem, tensors, partials, stream);
+            if (plan.num_splits > 1) run_combine(problem, tensors, partials, stream);
+            return;
+        }
     }
+    [[maybe_unused]] const auto run = [&](auto run_hdim) {
+        run_hdim(plan, problem, tensors, with_merge(partials, plan, problem, workspace), stream);
+    };
     const int head_dim = plan.tile.head_dim;
     if constexpr (kIsBuilt && is_compiled(64)) {
         if (head_dim == 64) return run(run_hdim64);

@@ -23,7 +23,16 @@ struct Partials {
     float* lse = nullptr;  // (rows, num_splits), to base 2
     float* o = nullptr;    // (rows, num_splits, o_stride), divided by l; unset where lse is -inf
     int64_t o_stride = 0;  // head_dim_v rounded up to whole vectors of four
+
+    // For the kernel that merges them itself, the last blocks of its grid (merge.cuh).
+    uint64_t* flags = nullptr;  // (rows, num_splits): `nonce` when the part is there
+    uint64_t nonce = 0;         // this launch's own, never 0
+    int key_blocks = 0;         // the blocks before those that merge
+    int rows_per_merge = 1;     // of a block that merges: 1, or one a warp
 };
+
+// A number that no other launch of this process had, and what lies in memory hardly is; never 0.
+uint64_t next_nonce();
 
 // One translation unit each, for the head_dims of tile_config.h.
 void run_hdim64(const Plan&, const Problem&, const Tensors&, const Partials&, Stream);
@@ -32,7 +41,7 @@ void run_hdim128(const Plan&, const Problem&, const Tensors&, const Partials&, S
 void run_hdim192(const Plan&, const Problem&, const Tensors&, const Partials&, Stream);
 void run_hdim256(const Plan&, const Problem&, const Tensors&, const Partials&, Stream);
 
-// Merges the partial results into o and lse, so many columns of o in a block.
+// The merge of the other kernels: into o and lse, so many columns of o in a block.
 constexpr int kMergeCols = 256;
 void run_combine(const Problem&, const Tensors&, const Partials&, Stream);
 

@@ -3,8 +3,9 @@
 // is to keep all of its bandwidth busy. Two things change from lesson 3:
 //
 //   1. One tile of queries gives one block per head, too few for the GPU. So the keys are split
-//      over blocks too; each writes its part of O, normalised, and its lse, and a second kernel
-//      (combine.cu) merges them, exactly: O = sum_i 2^(lse_i - lse) O_i.
+//      over blocks too; each writes its part of O, normalised, and its lse, and the last blocks of
+//      the grid (merge.cuh) merge them, exactly: O = sum_i 2^(lse_i - lse) O_i. A sequence that
+//      one split holds has one part, which is the result.
 //   2. With grouped heads, group_size query heads read the same K and V. They are rows of one tile,
 //      so the keys are read once: row r is query r / group_size of head r % group_size.
 //
@@ -50,6 +51,7 @@
 #include "cute/softmax.cuh"
 #include "flash_decode/family.h"
 #include "flash_decode/kernel_traits.h"
+#include "flash_decode/merge.cuh"
 #include "flash_decode/warp_mma.cuh"
 
 #include <cute/tensor.hpp>
@@ -70,6 +72,11 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
     constexpr int kCols = kHeadDim / 4;    // columns of O of a lane
     constexpr int kKeys = kBlockN / 4;     // keys of S of a lane
     constexpr int kSteps = kHeadDim / 16;  // of the product Q K^T
+
+    extern __shared__ __align__(128) unsigned char smem[];
+    if (static_cast<int>(blockIdx.x) >= partials.key_blocks) {
+        return merge_parts<Traits>(problem, tensors, partials, smem);
+    }
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int team = kNumTeams == 1 ? 0 : warp;
@@ -127,20 +134,18 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
         if (entry <= pages.index_of(chunk_end - 1)) prefetch_l1(pages.table + entry);
     }
     const Mask mask = mask_of(problem, tensors, bidb);
-    const int first_query = query_of(m_begin);
-    const int last_query = query_of(min(m_begin + kBlockM, num_rows) - 1);
-    const int n_begin = max(mask.key_begin(first_query), chunk_begin);
-    const int n_end = min(mask.key_end(last_query), chunk_end);
+    const int first_row = m_begin, last_row = min(m_begin + kBlockM, num_rows) - 1;
+    const KeyRange tile_keys = keys_of_tile(mask, first_row, last_row, group_size);
+    const int n_begin = max(tile_keys.begin, chunk_begin);
+    const int n_end = min(tile_keys.end, chunk_end);
     // Keys that all rows see.
-    const int full_begin = mask.key_begin(last_query), full_end = mask.key_end(first_query);
+    const int full_begin = mask.key_begin(query_of(last_row));
+    const int full_end = mask.key_end(query_of(first_row));
 
-    if (n_begin >= n_end && partials.num_splits > 1) {
-        for (int row = m_begin + threadIdx.x; row < min(m_begin + kBlockM, num_rows);
-             row += Traits::kNThreads) {
-            partials.lse[index_of(tile, row) * partials.num_splits + split] = -INFINITY;
-        }
-        return;
-    }
+    // Rows that see nothing get their zeros from the first split.
+    const bool is_empty = tile_keys.begin >= tile_keys.end;
+    if (n_begin >= n_end && !(is_empty && split == 0)) return;
+    const bool is_alone = is_empty || (n_begin == tile_keys.begin && n_end == tile_keys.end);
 
     // This team's steps: every kNumTeams-th block of keys.
     const int first_block = n_begin / kBlockN;
@@ -149,7 +154,6 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
     const int n_block_end = n_begin < n_end ? ceil_div(n_end, kBlockN) : 0;
 
     // ---- Copies: a team's tiles of K and V ----
-    extern __shared__ __align__(128) unsigned char smem[];
     Element* const sK = reinterpret_cast<Element*>(smem) + team * 2 * kStages * kTileElements;
     Element* const sV = sK + kStages * kTileElements;
     const auto head_ptr = [&](const void* ptr, int64_t batch_stride, int64_t head_stride) {
@@ -522,7 +526,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
         for (int j = 0; j < 4; ++j) out.x[j] = row_sum == 0.0f ? 0.0f : out.x[j] * inverse;
 
         const int64_t index = index_of(out_tile, row);
-        if (partials.num_splits > 1) {
+        if (!is_alone) {
             const int64_t part = index * partials.num_splits + out_tile.split;
             *reinterpret_cast<Float4*>(partials.o + part * partials.o_stride + col) = out;
             if (col == 0) partials.lse[part] = row_max + log2f(row_sum);
@@ -536,6 +540,13 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
                 tensors.lse_ptr[index] = log_sum_exp(row_max, row_sum);
             }
         }
+    }
+    if (is_alone) return;
+    __syncthreads();
+    for (int row = out_tile.m_begin + threadIdx.x; row < min(out_tile.m_begin + kBlockM, num_rows);
+         row += Traits::kNThreads) {
+        const int64_t part = index_of(out_tile, row) * partials.num_splits + out_tile.split;
+        publish(partials.flags + part, partials.nonce);
     }
 }
 

@@ -46,6 +46,16 @@ struct KeySplits {
         return (int64_t{chunk} << doubled) * (kFirst + 2 * (later - kPerSize * doubled));
     }
 
+    // Which of the first num_splits holds the key, or comes nearest before it.
+    FA101_HOST_DEVICE int split_of(int64_t key, int num_splits) const {
+        int low = 0, high = num_splits;  // begin(low) <= key < begin(high)
+        while (high - low > 1) {
+            const int middle = low + (high - low) / 2;
+            (begin(middle) <= key ? low : high) = middle;
+        }
+        return low;
+    }
+
     int count(int64_t seqlen_k) const {
         int splits = 1;
         while (begin(splits) < seqlen_k) ++splits;

@@ -8,6 +8,7 @@
 #include "flash_decode/family.h"
 #include "flash_decode/kernel.cuh"
 #include "flash_decode/kernel_traits.h"
+#include "flash_decode/splits.h"
 
 #include <cstdint>
 #include <iterator>
@@ -19,9 +20,10 @@ template <class Traits, bool kPaged>
 void run_kernel(const Problem& problem, const Tensors& tensors, const Partials& partials,
                 Stream stream) {
     const auto kernel = flash_decode_kernel<Traits, kPaged>;
-    const int64_t rows = problem.seqlen_q * problem.group_size();
-    const int64_t grid = problem.batch * problem.num_heads_kv * partials.num_splits *
-                         ceil_div<int64_t>(rows, Traits::kBlockM);
+    const int64_t merges = partials.num_splits == 1
+                               ? 0
+                               : ceil_div<int64_t>(result_rows(problem), partials.rows_per_merge);
+    const int64_t grid = partials.key_blocks + merges;
     allow_shared_memory(kernel, "flash_decode_kernel", Traits::kSmemBytes);
     kernel<<<static_cast<unsigned>(grid), Traits::kNThreads, Traits::kSmemBytes,
              static_cast<cudaStream_t>(stream)>>>(problem, tensors, partials);

@@ -100,6 +100,19 @@ inline int64_t partials_bytes(const Plan& plan, const Problem& p) {
     return static_cast<int64_t>(sizeof(float)) * (lse_floats(plan, p) + o_floats);
 }
 
+// After them, where the kernel merges them itself: one flag a part (merge.cuh).
+inline int64_t flags_bytes(const Plan& plan, const Problem& p) {
+    if (plan.num_splits == 1) return 0;
+    return static_cast<int64_t>(sizeof(uint64_t)) * result_rows(p) * plan.num_splits;
+}
+
+// Rows of a block that merges. One row is done sooner by a whole block, but those blocks must find
+// room beside the ones that read keys, so only where rows are few; else each warp has its own.
+inline int rows_per_merge(const Plan& plan, const Problem& p) {
+    constexpr int64_t kFewRows = 8;
+    return result_rows(p) <= kFewRows ? 1 : plan.tile.num_warps;
+}
+
 inline Partials make_partials(const Plan& plan, const Problem& p, void* workspace) {
     Partials partials;
     partials.num_splits = plan.num_splits;

@@ -10,7 +10,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <set>
+#include <thread>
 #include <utility>
+#include <vector>
 
 using namespace fa101;
 using flash_decode::KeySplits;
@@ -73,6 +76,21 @@ TEST_CASE("splits begin where the one before ends, and grow") {
             CHECK((pieces.begin(split + 1) - pieces.begin(split)) % flash_decode::kChunkStep == 0);
             CHECK(pieces.begin(split + 1) > pieces.begin(split));
             CHECK(pieces.begin(split + 1 + more) == splits.begin(split + 1));
+        }
+    }
+}
+
+TEST_CASE("the split of a key") {
+    for (const KeySplits& keys : {KeySplits::growing(128, true), KeySplits::growing(1024, true),
+                                  KeySplits::growing(8192, false), KeySplits{384}}) {
+        for (int num_splits : {1, 2, 33, 200}) {
+            CAPTURE(keys.chunk);
+            CAPTURE(num_splits);
+            for (int split = 0; split < num_splits; ++split) {
+                CHECK(keys.split_of(keys.begin(split), num_splits) == split);
+                CHECK(keys.split_of(keys.begin(split + 1) - 1, num_splits) == split);
+            }
+            CHECK(keys.split_of(keys.begin(num_splits) + 1, num_splits) == num_splits - 1);
         }
     }
 }
@@ -164,11 +182,45 @@ TEST_CASE("every tile fits into the shared memory of the smallest GPU") {
     }
 }
 
-TEST_CASE("the workspace holds lse and O of every split") {
-    const Problem p = decode(1, 32, 8, 8192 + 1, 127);
+TEST_CASE("the workspace holds lse, O and a flag of every part") {
+    Problem p = decode(1, 32, 8, 8192 + 1, 127);
     const Plan plan = fa101::plan(p, h200(), "fa2_cute", "split_kv");
     CHECK(plan.num_splits == 33);
-    CHECK(plan.workspace_bytes == 4 * (32 * 33 + 32 * 33 * 128));
+    CHECK(plan.workspace_bytes == 32 * 33 * (4 + 4 * 128 + 8));
+    p.dtype_q = p.dtype_kv = p.dtype_o = DType::kFloat32;  // merged by a second kernel
+    CHECK(fa101::plan(p, h200(), "fa2_cute", "split_kv").workspace_bytes ==
+          32 * 33 * (4 + 4 * 128));
     CHECK(fa101::plan(decode(64, 32, 8, 8192), h200(), "fa2_cute", "split_kv").workspace_bytes ==
           0);
+}
+
+TEST_CASE("a block merges one row where they are few, else one a warp") {
+    for (const auto& [rows, expected] : {std::pair{1, 1}, {8, 1}, {9, 4}, {4096, 4}}) {
+        const Problem p = decode(1, rows, 1, 8192);
+        Plan plan;
+        plan.tile = flash_decode::tile(p, h200());
+        CHECK(flash_decode::rows_per_merge(plan, p) == expected);
+    }
+}
+
+TEST_CASE("no two launches have the same nonce, from whatever threads") {
+    std::vector<std::vector<uint64_t>> drawn(4);
+    std::vector<std::thread> threads;
+    for (auto& nonces : drawn) {
+        threads.emplace_back([&nonces] {
+            for (int i = 0; i < 10000; ++i) nonces.push_back(flash_decode::next_nonce());
+        });
+    }
+    for (std::thread& thread : threads) thread.join();
+    std::set<uint64_t> all;
+    for (const auto& nonces : drawn) all.insert(nonces.begin(), nonces.end());
+    CHECK(all.size() == 40000);
+    CHECK(all.count(0) == 0);
+    // They differ in about half of their bits, as what counters leave in memory does not.
+    int64_t bits = 0;
+    for (size_t i = 1; i < drawn[0].size(); ++i) {
+        for (uint64_t x = drawn[0][i] ^ drawn[0][i - 1]; x != 0; x &= x - 1) ++bits;
+    }
+    CHECK(bits > 30 * 9999);
+    CHECK(bits < 34 * 9999);
 }

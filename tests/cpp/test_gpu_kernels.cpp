@@ -28,6 +28,7 @@
 #include <limits>
 #include <mutex>
 #include <optional>
+#include <random>
 #include <string>
 #include <thread>
 #include <utility>
@@ -1057,5 +1058,248 @@ TEST_CASE("threads with kernels of different sizes at once") {  // FA-043, FA-04
             job.chosen.kernel);
         cuda(cudaStreamDestroy(job.stream));
     }
+    arena.release(mark);
+}
+
+// ---- Parts of the keys, merged in the launch that makes them
+// --------------------------------------
+
+namespace {
+
+const Variant kSplitKV = {"fa2_cute", Strategy::kSplitKV};
+
+// A cache of which `lengths` keys are there, what split_kv leaves of it, and memory for the parts.
+struct Decoding {
+    Decoding(const Sizes& sizes, const std::vector<int32_t>& lengths, Options options)
+        : a(dense(DType::kBFloat16, sizes)),
+          seqlens(ints({sizes.batch}, lengths)),
+          lse(DType::kFloat32, {sizes.batch, sizes.heads, sizes.seqlen_q}),
+          q(a.q),
+          k(a.k),
+          v(a.v),
+          o(a.o),
+          seqlens_mirror(seqlens),
+          lse_mirror(lse) {
+        const TensorView seqlens_view = seqlens_mirror.view(), lse_view = lse_mirror.view();
+        options.seqlens_k = &seqlens_view;
+        params = make_params(q.view(), k.view(), v.view(), o.view(), &lse_view, options);
+        chosen = kSplitKV.plan(params.problem);
+        workspace_bytes = static_cast<size_t>(chosen.workspace_bytes);
+        workspace = arena.take(workspace_bytes);
+    }
+    void set_lengths(const std::vector<int32_t>& lengths) {
+        std::copy(lengths.begin(), lengths.end(), static_cast<int32_t*>(seqlens.data()));
+        seqlens_mirror.upload();
+    }
+    void launch(cudaStream_t stream = nullptr) const {
+        run(chosen, params.problem, params.tensors, workspace, stream);
+    }
+    void poison() {
+        a.o.poison(), o.upload();
+        lse.poison(), lse_mirror.upload();
+        cuda(cudaDeviceSynchronize());
+    }
+    Result download() {
+        cuda(cudaDeviceSynchronize());
+        o.download(), lse_mirror.download();
+        Result result;
+        result.o.assign(a.o.storage(), a.o.storage() + a.o.storage_bytes());
+        const float* values = static_cast<const float*>(lse.data());
+        result.lse.assign(values, values + lse.numel());
+        return result;
+    }
+    // With memory of its own.
+    Result expected() { return run_kernel(kSplitKV, params, o, &lse_mirror); }
+
+    Arrays a;
+    HostTensor seqlens, lse;
+    Mirror q, k, v, o, seqlens_mirror, lse_mirror;
+    Params params;
+    Plan chosen;
+    void* workspace;
+    size_t workspace_bytes;
+};
+
+bool has_split_kv(int64_t head_dim) {  // it may not be built
+    Arrays a = dense(DType::kBFloat16, {1, 1, 1, 1, 1, head_dim, head_dim});
+    const Params params =
+        make_params(a.q.view(), a.k.view(), a.v.view(), a.o.view(), nullptr, kNoMask);
+    Problem p = params.problem;
+    p.device = DeviceType::kCuda;
+    return kSplitKV.fits(p);
+}
+
+}  // namespace
+
+TEST_CASE("parts and flags: every number of splits, every tile") {
+    for (int num_splits = 1; num_splits <= 40; ++num_splits) {
+        Options options = kBottomRight;
+        options.num_splits = num_splits;
+        const int64_t dims[] = {64, 96, 128, 192, 256};
+        const std::pair<int64_t, int64_t> queries[] = {{1, 1}, {8, 1}, {6, 3}, {4, 21}};
+        const int64_t dim = dims[num_splits % 5];
+        const auto [heads, seqlen_q] = queries[num_splits % 4];
+        Arrays a = dense(DType::kBFloat16, {2, heads, 1, seqlen_q, 5120, dim, dim - 8},
+                         static_cast<uint64_t>(num_splits));
+        a.seqlens_k = ints({2}, {5120, 128 * num_splits - 5});
+        check(a, options, 3);
+        options.window_left = 1500;  // the first parts are not there
+        check(std::move(a), options);
+    }
+}
+
+TEST_CASE("parts and flags: whatever the workspace holds, the same bits 2000 times") {
+    std::mt19937_64 random(1);
+    for (const Sizes& sizes :
+         {Sizes{1, 8, 8, 1, 8192, 128, 128}, Sizes{1, 32, 8, 1, 8192, 128, 128},
+          Sizes{3, 4, 2, 1, 2048, 256, 256}, Sizes{1, 4, 4, 40, 4096, 64, 64}}) {
+        for (int64_t num_splits : {0, 2, 33}) {
+            if (!has_split_kv(sizes.head_dim)) continue;
+            const size_t mark = arena.mark();
+            Options options = kBottomRight;
+            options.num_splits = num_splits;
+            const auto whole = static_cast<int32_t>(sizes.seqlen_k);
+            std::vector<int32_t> lengths(static_cast<size_t>(sizes.batch), whole);
+            lengths.back() -= 100;
+            Decoding work(sizes, lengths, options);
+            const std::string what = describe(work.params.problem, options) + " by " +
+                                     std::to_string(work.chosen.num_splits);
+            watchdog.begin("workspace test of " + what);
+            const Result expected = work.expected();
+            std::vector<uint64_t> garbage((work.workspace_bytes + 7) / 8);
+            for (int repeat = 0; repeat < 2000; ++repeat) {
+                // Mostly what the call before left; else something that no call left.
+                if (repeat % 100 == 0) {
+                    for (uint64_t& x : garbage) x = repeat % 200 == 0 ? random() : 0;
+                    cuda(cudaMemcpy(work.workspace, garbage.data(), work.workspace_bytes,
+                                    cudaMemcpyHostToDevice));
+                }
+                if (repeat % 100 == 50) {
+                    cuda(cudaMemset(work.workspace, 0xff, work.workspace_bytes));
+                }
+                work.poison();
+                work.launch();
+                if (repeat % 3 == 0) work.launch();  // right behind it, in the same memory
+                if (!(work.download() == expected)) {
+                    FAIL_CHECK(what << ": call " << repeat << " gave other bits");
+                    break;
+                }
+            }
+            CHECK(arena.is_intact());
+            arena.release(mark);
+        }
+    }
+}
+
+TEST_CASE("parts and flags: a replayed graph, lengths that grow and shrink") {
+    cudaStream_t stream = nullptr;
+    cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    for (const Sizes& sizes :
+         {Sizes{2, 8, 8, 1, 16384, 128, 128}, Sizes{2, 16, 2, 1, 16384, 64, 64},
+          Sizes{2, 2, 2, 20, 16384, 128, 128}}) {
+        if (!has_split_kv(sizes.head_dim)) continue;
+        const size_t mark = arena.mark();
+        Decoding work(sizes, {0, 0}, kBottomRight);
+        const std::string what = describe(work.params.problem, kBottomRight);
+        watchdog.begin("graph test of " + what);
+        REQUIRE(work.chosen.num_splits > 1);
+        cudaGraph_t graph = nullptr;
+        cudaGraphExec_t executable = nullptr;
+        cuda(cudaMemset(work.workspace, 0xff, work.workspace_bytes));
+        cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+        work.launch(stream);
+        work.launch(stream);  // another nonce, the same memory
+        cuda(cudaStreamEndCapture(stream, &graph));
+        cuda(cudaGraphInstantiate(&executable, graph, 0));
+        const int32_t lengths[] = {0,   1,    256,  257,  255, 512,  513,   511,   1024,  2048,
+                                   100, 8192, 8193, 8191, 0,   4097, 16384, 16383, 16000, 3,
+                                   257, 256,  9000, 2049, 0,   0,    300,   16384, 1,     12345};
+        for (size_t i = 0; i + 1 < std::size(lengths); ++i) {
+            work.set_lengths({lengths[i], lengths[i + 1]});
+            const Result expected = work.expected();
+            for (int repeat = 0; repeat < 3; ++repeat) {
+                work.poison();
+                cuda(cudaGraphLaunch(executable, stream));
+                CHECK_MESSAGE(work.download() == expected, what, ": lengths ", lengths[i], " and ",
+                              lengths[i + 1], ", replay ", repeat);
+            }
+        }
+        cuda(cudaGraphExecDestroy(executable));
+        cuda(cudaGraphDestroy(graph));
+        CHECK(arena.is_intact());
+        arena.release(mark);
+    }
+    cuda(cudaStreamDestroy(stream));
+}
+
+TEST_CASE("parts and flags: bits do not depend on the capacity or on company") {
+    for (int64_t seqlen_q : {1, 20}) {
+        if (!has_split_kv(64)) continue;
+        std::optional<Result> expected;
+        for (int64_t capacity : {4096, 4097, 9000}) {
+            const size_t mark = arena.mark();
+            Decoding work({2, 4, 2, seqlen_q, capacity, 64, 64}, {4000, 700}, kBottomRight);
+            watchdog.begin("capacity test");
+            // The same keys, whatever lies behind them.
+            HostTensor* const caches[] = {&work.a.k, &work.a.v};
+            for (HostTensor* cache : caches) {
+                for (int64_t i = 0; i < 4; ++i) {
+                    for (int64_t j = 0; j < capacity; ++j) {
+                        for (int64_t d = 0; d < 64; ++d) {
+                            const bool is_there = j < (i < 2 ? 4000 : 700);
+                            const auto index = static_cast<uint64_t>((i * 4096 + j) * 64 + d);
+                            cache->set({i / 2, i % 2, j, d},
+                                       is_there ? testing::normal_value(5, index) : kNaN);
+                        }
+                    }
+                }
+            }
+            work.k.upload(), work.v.upload();
+            Result result = work.expected();
+            if (!expected) expected = result;
+            CHECK_MESSAGE(result == *expected, "capacity ", capacity);
+            // The other sequence has none, few or all of its keys.
+            for (int32_t other : {0, 1, 4000}) {
+                work.set_lengths({other, 700});
+                const Result company = work.expected();
+                const size_t half = result.lse.size() / 2;
+                CHECK(std::memcmp(company.lse.data() + half, expected->lse.data() + half,
+                                  half * sizeof(float)) == 0);
+            }
+            arena.release(mark);
+        }
+    }
+}
+
+TEST_CASE("parts and flags: several streams, more blocks than the GPU holds") {
+    const size_t mark = arena.mark();
+    std::deque<Decoding> works;
+    std::vector<cudaStream_t> streams;
+    std::vector<Result> expected;
+    for (const Sizes& sizes : {Sizes{2, 16, 8, 1, 8192, 64, 64}, Sizes{1, 8, 8, 40, 4096, 128, 128},
+                               Sizes{1, 8, 8, 1, 8192, 128, 128}}) {
+        if (!has_split_kv(sizes.head_dim)) continue;
+        Options options = kBottomRight;
+        options.num_splits = 40;
+        const auto whole = static_cast<int32_t>(sizes.seqlen_k);
+        std::vector<int32_t> lengths(static_cast<size_t>(sizes.batch), whole);
+        Decoding& work = works.emplace_back(sizes, lengths, options);
+        expected.push_back(work.expected());
+        work.poison();
+        cuda(cudaStreamCreateWithFlags(&streams.emplace_back(), cudaStreamNonBlocking));
+    }
+    for (int round = 0; round < 20; ++round) {
+        watchdog.begin("streams with merges");
+        for (int repeat = 0; repeat < 50; ++repeat) {
+            for (size_t i = 0; i < works.size(); ++i) works[i].launch(streams[i]);
+        }
+        cuda(cudaDeviceSynchronize());
+        for (size_t i = 0; i < works.size(); ++i) {
+            CHECK_MESSAGE(works[i].download() == expected[i], "stream ", i, ", round ", round);
+            works[i].poison();
+        }
+    }
+    for (cudaStream_t stream : streams) cuda(cudaStreamDestroy(stream));
+    CHECK(arena.is_intact());
     arena.release(mark);
 }

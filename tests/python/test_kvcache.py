@@ -796,7 +796,9 @@ def test_graph_with_growing_lengths(page_size):
     options["rotary"] = (theta.cos(), theta.sin(), False)
     with torch.cuda.graph(graph):
         out = flash_attention_with_kvcache(q, *cache.caches(), **options)
-    for lengths in [(2, 64), (15, 16), (65, 4095), (8191, 0), (1, 511), (512, 8190)]:
+    steps = [(2, 64), (15, 16), (65, 4095), (8191, 0), (1, 511), (512, 8190), (0, 0), (8191, 8191),
+             (255, 256), (256, 255), (8190, 1), (0, 300), (4096, 4095)]  # fmt: skip
+    for lengths in steps:
         cache.seqlens_k.copy_(torch.tensor(lengths))
         for x in (q, cache.k_new, cache.v_new):
             x.normal_()
@@ -807,6 +809,48 @@ def test_graph_with_growing_lengths(page_size):
         assert torch.equal(out, expected)
         for x, y in zip(cache.caches(), copies, strict=True):
             assert torch.equal(x, y)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page_size", [None, 64])
+def test_same_bits_in_used_memory(page_size):
+    """FA-052: 2000 times, in a workspace that holds what the calls before left there."""
+    caches = [
+        Cache(lengths, 8192, heads_kv=heads_kv, head_dim=head_dim, page_size=page_size,
+              dtype=torch.bfloat16, device="cuda")
+        for lengths, heads_kv, head_dim in [([8192], 8, 128), ([8000, 0, 300], 2, 64)]
+    ]  # fmt: skip
+    calls = [(cache, queries(cache, seqlen_q)) for cache in caches for seqlen_q in (1, 20)]
+    expected = [cache.call(q) for cache, q in calls]
+    for _ in range(500):
+        got = [
+            flash_attention_with_kvcache(
+                q, *cache.caches(), seqlens_k=cache.seqlens_k, page_table=cache.page_table
+            )
+            for cache, q in calls
+        ]
+        assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))
+
+
+@pytest.mark.gpu
+def test_two_streams_with_splits():
+    """FA-006: each has more blocks than the GPU holds, and blocks that wait for others."""
+    cache = Cache([8192] * 4, 8192, heads_kv=8, head_dim=128, dtype=torch.float16, device="cuda")
+    q = queries(cache, 1)
+    expected = cache.call(q, num_splits=64)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    outs = []
+    for _ in range(100):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                outs.append(
+                    flash_attention_with_kvcache(
+                        q, *cache.caches(), seqlens_k=cache.seqlens_k, num_splits=64
+                    )
+                )
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, expected) for out in outs)
 
 
 @pytest.mark.gpu

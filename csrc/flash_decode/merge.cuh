@@ -1,0 +1,214 @@
+// The merge of the parts that the splits leave, at the end of the launch that makes them. For each
+// row, over the splits i that hold keys its tile sees,
+//
+//     m = max lse_i      l = sum_i 2^(lse_i - m)      O = sum_i 2^(lse_i - m) O_i / l
+//     lse = m + log2 l   (to base 2 until here)
+//
+// A second kernel would start when the last block of the first is gone: 4 us, of the 16 that a
+// short cache takes. Here the last blocks of the same grid merge. They find out what there is to
+// merge while others still read keys, and then wait for a flag a part:
+//
+//      grid      keys of split 2 | of split 1 | of split 0 | merge
+//                publish O, lse, then their flags ----------> wait, absorb, store
+//
+// Blocks start in the order of their index. CUDA does not promise it, but GPUs do it, and CUTLASS's
+// stream-K counts on it too. So when one that merges runs, all that it waits for have started, and
+// those wait for nobody: no deadlock, whatever else the GPU does.
+//
+// Nobody clears the workspace, so a flag is set when it equals the launch's `nonce`, 64 bits that
+// no launch before had; what else the memory may hold equals it by a chance of 2^-64. Who has seen
+// a flag clears it: a CUDA graph brings the same nonce again.
+//
+// A batch of parts is on its way at once, up to 8 KB a warp. They are absorbed as the online
+// softmax absorbs keys, the last batch first, as its blocks started first: of a long cache most has
+// been absorbed when the last blocks publish. The order depends on nothing else, and parts that are
+// not there add exactly nothing.
+#pragma once
+
+#include <fa101/params.h>
+
+#include "common/mask.h"
+#include "common/memory.cuh"
+#include "common/online_softmax.h"
+#include "flash_decode/family.h"
+
+#include <cstdint>
+
+namespace fa101::flash_decode {
+
+// The keys that a tile of rows sees, of which each row may see fewer; crossed when there are none.
+struct KeyRange {
+    int begin, end;
+};
+__device__ __forceinline__ KeyRange keys_of_tile(const Mask& mask, int first_row, int last_row,
+                                                 int group_size) {
+    return {mask.key_begin(first_row / group_size), mask.key_end(last_row / group_size)};
+}
+
+// What the block wrote before its last barrier is seen by who sees the flag, and acquires.
+__device__ __forceinline__ void publish(uint64_t* flag, uint64_t nonce) {
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(nonce) : "memory");
+}
+__device__ __forceinline__ void wait_and_clear(uint64_t* flag, uint64_t nonce) {
+    uint64_t value = 0;
+    while (true) {
+        asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
+        if (value == nonce) break;
+        __nanosleep(32);
+    }
+    *flag = 0;
+}
+// Once for many flags: an acquire with every look would empty the L1 of the blocks that read keys.
+__device__ __forceinline__ void acquire() {
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+    __syncwarp();
+}
+// Past L1, which may hold what was there before.
+__device__ __forceinline__ Float4 load_part(const float* src) {
+    const float4 x = __ldcg(reinterpret_cast<const float4*>(src));
+    return {x.x, x.y, x.z, x.w};
+}
+
+// The state of the online softmax for columns 4 * lane + 128 * v of one row, whole warps agreeing
+// on m and l.
+template <int kVectors>
+struct Merge {
+    float row_max = -INFINITY, row_sum = 0.0f;
+    Float4 acc[kVectors] = {};
+
+    // Makes room for logits up to `largest`; returns what to subtract from them.
+    __device__ __forceinline__ float raise(float largest) {
+        const float new_max = fmaxf(row_max, largest);
+        const float m = safe_row_max(new_max), scale = exp2f(row_max - m);
+        row_max = new_max;
+        row_sum *= scale;
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) acc[v].x[j] *= scale;
+        }
+        return m;
+    }
+    __device__ __forceinline__ void add(float weight, float sum, const Float4 (&part)[kVectors]) {
+        row_sum += weight * sum;
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) acc[v].x[j] += weight * part[v].x[j];
+        }
+    }
+};
+
+// A warp a row or, where rows are few, all warps of the block: each absorbs some of the batches.
+template <class Traits>
+__device__ __forceinline__ void merge_parts(const Problem& problem, const Tensors& tensors,
+                                            const Partials& partials, void* smem) {
+    using Element = typename Traits::Element;
+    constexpr int kNWarps = Traits::kNThreads / 32;
+    constexpr int kVectors = ceil_div(Traits::kHeadDim, 128);
+    constexpr int kBatch = 16 / kVectors;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const bool is_shared = partials.rows_per_merge == 1;
+    const int block = static_cast<int>(blockIdx.x) - partials.key_blocks;
+    const int row = is_shared ? block : block * kNWarps + warp;
+
+    // ---- Which row, and which parts of it ----
+    const int seqlen_q = static_cast<int>(problem.seqlen_q);
+    const int num_heads = static_cast<int>(problem.num_heads);
+    const int group_size = num_heads / static_cast<int>(problem.num_heads_kv);
+    const int query = row % seqlen_q, bidh = row / seqlen_q % num_heads;
+    const int bidb = row / seqlen_q / num_heads;
+    if (bidb >= problem.batch) return;  // not where warps share a row
+    const int m_begin =
+        (query * group_size + bidh % group_size) / Traits::kBlockM * Traits::kBlockM;
+    const int m_end = min(m_begin + Traits::kBlockM, seqlen_q * group_size);
+    const KeyRange keys =
+        keys_of_tile(mask_of(problem, tensors, bidb), m_begin, m_end - 1, group_size);
+    if (keys.begin >= keys.end) return;
+    const int num_splits = partials.num_splits;
+    const int first = partials.keys.split_of(keys.begin, num_splits);
+    const int last = partials.keys.split_of(keys.end - 1, num_splits);
+    if (first == last) return;  // the one block has written the result
+
+    // ---- Absorb the parts ----
+    // The first turn is past the last part and adds nothing: it only fetches the instructions,
+    // which would come from memory just when the flags are there.
+    Merge<kVectors> merge;
+    const int num_turns_before = is_shared ? kNWarps : 1;
+#pragma unroll 1
+    for (int batch = last / kBatch + num_turns_before; batch >= first / kBatch; --batch) {
+        if (is_shared && batch % kNWarps != warp) continue;
+        const int64_t first_part = static_cast<int64_t>(row) * num_splits + batch * kBatch;
+        const auto is_there = [&](int i) {
+            return first <= batch * kBatch + i && batch * kBatch + i <= last;
+        };
+        const bool has_part = lane < kBatch && is_there(lane);
+        if (has_part) wait_and_clear(partials.flags + first_part + lane, partials.nonce);
+        acquire();
+        const float lane_lse = has_part ? __ldcg(partials.lse + first_part + lane) : -INFINITY;
+        Float4 parts[kBatch][kVectors] = {};
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+            const float* const src = partials.o + (first_part + i) * partials.o_stride + 4 * lane;
+#pragma unroll
+            for (int v = 0; v < kVectors; ++v) {
+                if (is_there(i) && 128 * v + 4 * lane < problem.head_dim_v) {
+                    parts[i][v] = load_part(src + 128 * v);
+                }
+            }
+        }
+        float largest = lane_lse;
+#pragma unroll
+        for (int d = 16; d > 0; d /= 2) {
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, d));
+        }
+        const float lane_weight = exp2f(lane_lse - merge.raise(largest));
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+            merge.add(__shfl_sync(0xffffffffu, lane_weight, i), 1.0f, parts[i]);
+        }
+    }
+
+    if (is_shared) {
+        struct State {
+            Float4 acc[kVectors][32];
+            float row_max, row_sum;
+        };
+        State* const states = static_cast<State*>(smem);
+        static_assert(kNWarps * sizeof(State) <= Traits::kSmemBytes, "a state each");
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) states[warp].acc[v][lane] = merge.acc[v];
+        if (lane == 0) {
+            states[warp].row_max = merge.row_max;
+            states[warp].row_sum = merge.row_sum;
+        }
+        __syncthreads();
+        if (warp != 0) return;
+#pragma unroll
+        for (int w = 1; w < kNWarps; ++w) {
+            Float4 acc[kVectors];
+#pragma unroll
+            for (int v = 0; v < kVectors; ++v) acc[v] = states[w].acc[v][lane];
+            const float m = merge.raise(states[w].row_max);
+            merge.add(exp2f(states[w].row_max - m), states[w].row_sum, acc);
+        }
+    }
+
+    // ---- O / l and lse ----
+    auto* const o_ptr = static_cast<Element*>(tensors.o_ptr) + bidb * tensors.o_batch_stride +
+                        bidh * tensors.o_head_stride + query * tensors.o_row_stride;
+    const float inverse = inverse_row_sum(merge.row_sum);
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+        const int col = 128 * v + 4 * lane;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) merge.acc[v].x[j] *= inverse;
+        store4(o_ptr + col, merge.acc[v], static_cast<int>(problem.head_dim_v) - col,
+               problem.aligned16);
+    }
+    if (lane == 0 && tensors.lse_ptr != nullptr) {
+        tensors.lse_ptr[row] = log_sum_exp(merge.row_max, merge.row_sum);
+    }
+}
+
+}  // namespace fa101::flash_decode
