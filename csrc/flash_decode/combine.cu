@@ -1,4 +1,5 @@
-// The second half of the split: for each row, over the parts i that saw any key,
+// The merge as a kernel of its own, for the families whose kernels do not merge (merge.cuh): of
+// float32 and of wide heads. For each row, over the parts i that saw any key,
 //
 //     m = max lse_i      l = sum_i 2^(lse_i - m)      O = sum_i 2^(lse_i - m) O_i / l
 //     lse = m + log2 l   (to base 2 until here)
@@ -8,8 +9,8 @@
 //
 // A row has few bytes and many of them wait for memory, so all its loads should be on their way at
 // once: a warp sums up to 16 parts; with more, 16 warps a row take every 16th part each. Both add
-// the same terms in the same order, so a longer cache does not change a bit. Rows of more than 256
-// columns are merged in pieces of 256.
+// the same terms in the same order, so a longer cache does not change a bit. Many rows fill the GPU
+// with a warp each, whatever the parts. Rows of more than 256 columns are merged in pieces of 256.
 #include "common/dispatch.h"
 #include "common/launch.h"
 #include "common/mask.h"
@@ -24,6 +25,7 @@ namespace {
 
 constexpr int kGroups = 16;  // part i is summed with the parts of the same i % kGroups
 constexpr int kBatch = 4;    // loads of a lane at a time
+constexpr int64_t kManyRows = 1024;
 constexpr int kVectors = kMergeCols / 128;  // of four columns of a lane
 
 // With programmatic dependent launch the kernel starts before the one that writes the parts ends.
@@ -158,7 +160,8 @@ void launch_combine(const Problem& problem, const Tensors& tensors, const Partia
 template <class T>
 void run_typed(const Problem& problem, const Tensors& tensors, const Partials& partials,
                Stream stream) {
-    if (partials.num_splits <= kGroups) {
+    const int64_t rows = problem.batch * problem.num_heads * problem.seqlen_q;
+    if (partials.num_splits <= kGroups || rows >= kManyRows) {
         launch_combine<T, 1, 4>(problem, tensors, partials, stream);
     } else {
         launch_combine<T, kGroups, kGroups>(problem, tensors, partials, stream);
