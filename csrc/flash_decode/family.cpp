@@ -48,10 +48,15 @@ int64_t chunk(const Problem& p, const DeviceInfo& device) {
                         kMinChunk);
 }
 
-// What the blocks of the grid need to know that merge the parts.
-Partials with_merge(Partials partials, const Plan& plan, const Problem& p, void* workspace) {
+// What the kernel needs to know of its grid, and to merge the parts.
+Partials with_grid(Partials partials, const Plan& plan, const Problem& p, void* workspace) {
+    const int64_t batch_heads_kv = p.batch * p.num_heads_kv;
     const int64_t m_blocks = ceil_div<int64_t>(packed_rows(p), plan.tile.block_m);
-    partials.key_blocks = static_cast<int>(p.batch * p.num_heads_kv * m_blocks * plan.num_splits);
+    partials.key_blocks = static_cast<int>(batch_heads_kv * m_blocks * plan.num_splits);
+    partials.batch_heads_kv = Divider::by(batch_heads_kv);
+    partials.heads_kv = Divider::by(p.num_heads_kv);
+    partials.m_blocks = Divider::by(m_blocks);
+    partials.group = Divider::by(p.group_size());
     partials.rows_per_merge = rows_per_merge(plan, p);
     if (plan.num_splits > 1) {
         partials.flags = reinterpret_cast<uint64_t*>(static_cast<std::byte*>(workspace) +
@@ -136,7 +141,7 @@ void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, vo
         }
     }
     [[maybe_unused]] const auto run = [&](auto run_hdim) {
-        run_hdim(plan, problem, tensors, with_merge(partials, plan, problem, workspace), stream);
+        run_hdim(plan, problem, tensors, with_grid(partials, plan, problem, workspace), stream);
     };
     const int head_dim = plan.tile.head_dim;
     if constexpr (kIsBuilt && is_compiled(64)) {

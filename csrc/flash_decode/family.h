@@ -2,6 +2,7 @@
 // share on the host.
 #pragma once
 
+#include "common/divider.h"
 #include "flash_decode/key_splits.h"
 #include "kernel_family.h"
 
@@ -27,8 +28,10 @@ struct Partials {
     // For the kernel that merges them itself, the last blocks of its grid (merge.cuh).
     uint64_t* flags = nullptr;  // (rows, num_splits): `nonce` when the part is there
     uint64_t nonce = 0;         // this launch's own, never 0
-    int key_blocks = 0;         // the blocks before those that merge
+    int key_blocks = 0;         // the blocks before those that merge, by split, then as below
     int rows_per_merge = 1;     // of a block that merges: 1, or one a warp
+    Divider batch_heads_kv, heads_kv, m_blocks;  // batch * num_heads_kv; tiles of a head's rows
+    Divider group;                               // query heads of a key/value head
 };
 
 // A number that no other launch of this process had, and what lies in memory hardly is; never 0.

@@ -100,24 +100,22 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
     // Tiles of rows are neighbours, so that their common keys come from L2. The last splits, which
     // have the most keys, start first, and the short ones fill the end.
     const int seqlen_q = static_cast<int>(problem.seqlen_q);
-    const int num_heads_kv = static_cast<int>(problem.num_heads_kv);
-    const int group_size = static_cast<int>(problem.num_heads) / num_heads_kv;
+    const Divider& group = partials.group;
+    const int group_size = static_cast<int>(group.divisor);
     const int num_rows = seqlen_q * group_size;
     struct TileIndex {
         int m_begin, split, bidh_kv, bidb;
     };
     const auto tile_index = [&](int block) -> TileIndex {
-        const int num_m_blocks = ceil_div(num_rows, kBlockM);
-        const int num_batch_heads = static_cast<int>(problem.batch) * num_heads_kv;
-        const int split_batch_head = block / num_m_blocks;
-        const int batch_head = split_batch_head % num_batch_heads;
-        return {block % num_m_blocks * kBlockM,
-                partials.num_splits - 1 - split_batch_head / num_batch_heads,
-                batch_head % num_heads_kv, batch_head / num_heads_kv};
+        const int split_batch_head = partials.m_blocks.quotient(block);
+        const int batch_head = partials.batch_heads_kv.remainder(split_batch_head);
+        return {partials.m_blocks.remainder(block) * kBlockM,
+                partials.num_splits - 1 - partials.batch_heads_kv.quotient(split_batch_head),
+                partials.heads_kv.remainder(batch_head), partials.heads_kv.quotient(batch_head)};
     };
-    const auto query_of = [&](int row) { return row / group_size; };
+    const auto query_of = [&](int row) { return group.quotient(row); };
     const auto head_of = [&](const TileIndex& tile, int row) {
-        return tile.bidh_kv * group_size + row % group_size;
+        return tile.bidh_kv * group_size + group.remainder(row);
     };
     const auto index_of = [&](const TileIndex& tile, int row) {  // as in lse
         return (tile.bidb * problem.num_heads + head_of(tile, row)) * seqlen_q + query_of(row);
@@ -135,7 +133,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
     }
     const Mask mask = mask_of(problem, tensors, bidb);
     const int first_row = m_begin, last_row = min(m_begin + kBlockM, num_rows) - 1;
-    const KeyRange tile_keys = keys_of_tile(mask, first_row, last_row, group_size);
+    const KeyRange tile_keys = keys_of_tile(mask, first_row, last_row, group);
     const int n_begin = max(tile_keys.begin, chunk_begin);
     const int n_end = min(tile_keys.end, chunk_end);
     // Keys that all rows see.

@@ -27,6 +27,7 @@
 
 #include <fa101/params.h>
 
+#include "common/divider.h"
 #include "common/mask.h"
 #include "common/memory.cuh"
 #include "common/online_softmax.h"
@@ -41,8 +42,8 @@ struct KeyRange {
     int begin, end;
 };
 __device__ __forceinline__ KeyRange keys_of_tile(const Mask& mask, int first_row, int last_row,
-                                                 int group_size) {
-    return {mask.key_begin(first_row / group_size), mask.key_end(last_row / group_size)};
+                                                 const Divider& group) {
+    return {mask.key_begin(group.quotient(first_row)), mask.key_end(group.quotient(last_row))};
 }
 
 // What the block wrote before its last barrier is seen by who sees the flag, and acquires.
@@ -115,15 +116,15 @@ __device__ __forceinline__ void merge_parts(const Problem& problem, const Tensor
     // ---- Which row, and which parts of it ----
     const int seqlen_q = static_cast<int>(problem.seqlen_q);
     const int num_heads = static_cast<int>(problem.num_heads);
-    const int group_size = num_heads / static_cast<int>(problem.num_heads_kv);
+    const int group_size = static_cast<int>(partials.group.divisor);
     const int query = row % seqlen_q, bidh = row / seqlen_q % num_heads;
     const int bidb = row / seqlen_q / num_heads;
     if (bidb >= problem.batch) return;  // not where warps share a row
     const int m_begin =
-        (query * group_size + bidh % group_size) / Traits::kBlockM * Traits::kBlockM;
+        (query * group_size + partials.group.remainder(bidh)) / Traits::kBlockM * Traits::kBlockM;
     const int m_end = min(m_begin + Traits::kBlockM, seqlen_q * group_size);
     const KeyRange keys =
-        keys_of_tile(mask_of(problem, tensors, bidb), m_begin, m_end - 1, group_size);
+        keys_of_tile(mask_of(problem, tensors, bidb), m_begin, m_end - 1, partials.group);
     if (keys.begin >= keys.end) return;
     const int num_splits = partials.num_splits;
     const int first = partials.keys.split_of(keys.begin, num_splits);

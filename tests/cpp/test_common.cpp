@@ -1,4 +1,5 @@
 // The pieces every rung shares, checked on the CPU by brute force.
+#include "common/divider.h"
 #include "common/mask.h"
 #include "common/online_softmax.h"
 #include "kernel_family.h"
@@ -13,6 +14,28 @@
 #include <vector>
 
 using namespace fa101;
+
+TEST_CASE("division by a multiplication") {
+    constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+    for (int64_t d : {1, 2, 3, 5, 7, 8, 12, 96, 127, 128, 129, 641, 1 << 20, (1 << 30) - 1, 1 << 30,
+                      (1 << 30) + 1, std::numeric_limits<int32_t>::max()}) {
+        const Divider divider = Divider::by(d);
+        CAPTURE(d);
+        // Around multiples of d, small and large ones.
+        for (int64_t k : {int64_t{0}, int64_t{1}, int64_t{2}, int64_t{1000}, kMax / d / 2,
+                          kMax / d - 1, kMax / d}) {
+            for (int64_t n : {k * d - 1, k * d, k * d + 1, k * d + d - 1, kMax - k}) {
+                if (n < 0 || n > kMax) continue;
+                CHECK(divider.quotient(static_cast<int>(n)) == n / d);
+                CHECK(divider.remainder(static_cast<int>(n)) == n % d);
+            }
+        }
+    }
+    for (int64_t d = 1; d < 300; ++d) {
+        const Divider divider = Divider::by(d);
+        for (int n = 0; n < 1000; ++n) CHECK(divider.quotient(n) == n / d);
+    }
+}
 
 TEST_CASE("key blocks: none missed, hardly one visited in vain, none unchecked") {
     for (int seqlen_k : {0, 1, 15, 16, 17, 40}) {
