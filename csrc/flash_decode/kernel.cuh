@@ -123,6 +123,10 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
     const TileIndex tile = tile_index(blockIdx.x);
     const int m_begin = tile.m_begin, split = tile.split, bidb = tile.bidb;
 
+    // The length comes from memory too: on its way while the split is worked out.
+    if (tensors.seqlens_k_ptr != nullptr) {
+        prefetch_l1(tensors.seqlens_k_ptr + bidb * tensors.seqlens_k_stride);
+    }
     const int chunk_begin = static_cast<int>(partials.keys.begin(split));
     const int chunk_end = static_cast<int>(min(partials.keys.begin(split + 1), problem.seqlen_k));
     if constexpr (kPaged) {  // this chunk's part of the table, on its way while the length is
