@@ -144,10 +144,8 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
     const int full_begin = mask.key_begin(query_of(last_row));
     const int full_end = mask.key_end(query_of(first_row));
 
-    // Rows that see nothing get their zeros from the first split.
-    const bool is_empty = tile_keys.begin >= tile_keys.end;
-    if (n_begin >= n_end && !(is_empty && split == 0)) return;
-    const bool is_alone = is_empty || (n_begin == tile_keys.begin && n_end == tile_keys.end);
+    const Role role = role_of(split, {n_begin, n_end}, tile_keys);
+    if (role == Role::kNothing) return;
 
     // This team's steps: every kNumTeams-th block of keys.
     const int first_block = n_begin / kBlockN;
@@ -528,7 +526,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
         for (int j = 0; j < 4; ++j) out.x[j] = row_sum == 0.0f ? 0.0f : out.x[j] * inverse;
 
         const int64_t index = index_of(out_tile, row);
-        if (!is_alone) {
+        if (role == Role::kPart) {
             const int64_t part = index * partials.num_splits + out_tile.split;
             *reinterpret_cast<Float4*>(partials.o + part * partials.o_stride + col) = out;
             if (col == 0) partials.lse[part] = row_max + log2f(row_sum);
@@ -543,7 +541,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
             }
         }
     }
-    if (is_alone) return;
+    if (role != Role::kPart) return;
     __syncthreads();
     for (int row = out_tile.m_begin + threadIdx.x; row < min(out_tile.m_begin + kBlockM, num_rows);
          row += Traits::kNThreads) {

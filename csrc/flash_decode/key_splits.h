@@ -63,4 +63,34 @@ struct KeySplits {
     }
 };
 
+// Keys [begin, end); crossed when there are none.
+struct KeyRange {
+    int begin, end;
+    FA101_HOST_DEVICE bool is_empty() const { return begin >= end; }
+};
+
+// What the block of a split does for a tile of rows. Who merges waits for the parts, so both sides
+// must agree on which there are.
+enum class Role { kNothing, kWholeResult, kPart };
+
+// `tile_keys` are those that some row of the tile sees, `split_keys` those of them in the split.
+// Rows that see nothing get their zeros from the first split.
+FA101_HOST_DEVICE Role role_of(int split, KeyRange split_keys, KeyRange tile_keys) {
+    if (tile_keys.is_empty()) return split == 0 ? Role::kWholeResult : Role::kNothing;
+    if (split_keys.is_empty()) return Role::kNothing;
+    const bool has_all = split_keys.begin == tile_keys.begin && split_keys.end == tile_keys.end;
+    return has_all ? Role::kWholeResult : Role::kPart;
+}
+
+// The splits that leave parts, from first to last; none where they are the same.
+struct PartRange {
+    int first, last;
+    FA101_HOST_DEVICE bool is_empty() const { return first == last; }
+};
+FA101_HOST_DEVICE PartRange parts_of(const KeySplits& keys, int num_splits, KeyRange tile_keys) {
+    if (tile_keys.is_empty()) return {0, 0};
+    return {keys.split_of(tile_keys.begin, num_splits),
+            keys.split_of(tile_keys.end - 1, num_splits)};
+}
+
 }  // namespace fa101::flash_decode

@@ -37,10 +37,7 @@
 
 namespace fa101::flash_decode {
 
-// The keys that a tile of rows sees, of which each row may see fewer; crossed when there are none.
-struct KeyRange {
-    int begin, end;
-};
+// The keys that some row of a tile sees; each may see fewer.
 __device__ __forceinline__ KeyRange keys_of_tile(const Mask& mask, int first_row, int last_row,
                                                  const Divider& group) {
     return {mask.key_begin(group.quotient(first_row)), mask.key_end(group.quotient(last_row))};
@@ -123,13 +120,11 @@ __device__ __forceinline__ void merge_parts(const Problem& problem, const Tensor
     const int m_begin =
         (query * group_size + partials.group.remainder(bidh)) / Traits::kBlockM * Traits::kBlockM;
     const int m_end = min(m_begin + Traits::kBlockM, seqlen_q * group_size);
-    const KeyRange keys =
+    const KeyRange tile_keys =
         keys_of_tile(mask_of(problem, tensors, bidb), m_begin, m_end - 1, partials.group);
-    if (keys.begin >= keys.end) return;
     const int num_splits = partials.num_splits;
-    const int first = partials.keys.split_of(keys.begin, num_splits);
-    const int last = partials.keys.split_of(keys.end - 1, num_splits);
-    if (first == last) return;  // the one block has written the result
+    const PartRange there = parts_of(partials.keys, num_splits, tile_keys);
+    if (there.is_empty()) return;  // one block writes the result
 
     // ---- Absorb the parts ----
     // The first turn is past the last part and adds nothing: it only fetches the instructions,
@@ -137,11 +132,12 @@ __device__ __forceinline__ void merge_parts(const Problem& problem, const Tensor
     Merge<kVectors> merge;
     const int num_turns_before = is_shared ? kNWarps : 1;
 #pragma unroll 1
-    for (int batch = last / kBatch + num_turns_before; batch >= first / kBatch; --batch) {
+    for (int batch = there.last / kBatch + num_turns_before; batch >= there.first / kBatch;
+         --batch) {
         if (is_shared && batch % kNWarps != warp) continue;
         const int64_t first_part = static_cast<int64_t>(row) * num_splits + batch * kBatch;
         const auto is_there = [&](int i) {
-            return first <= batch * kBatch + i && batch * kBatch + i <= last;
+            return there.first <= batch * kBatch + i && batch * kBatch + i <= there.last;
         };
         const bool has_part = lane < kBatch && is_there(lane);
         if (has_part) wait_and_clear(partials.flags + first_part + lane, partials.nonce);

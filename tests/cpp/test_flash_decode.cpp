@@ -17,6 +17,7 @@
 
 using namespace fa101;
 using flash_decode::KeySplits;
+using flash_decode::Role;
 
 namespace {
 
@@ -91,6 +92,44 @@ TEST_CASE("the split of a key") {
                 CHECK(keys.split_of(keys.begin(split + 1) - 1, num_splits) == split);
             }
             CHECK(keys.split_of(keys.begin(num_splits) + 1, num_splits) == num_splits - 1);
+        }
+    }
+}
+
+TEST_CASE("who merges waits for exactly the parts that are written") {
+    for (const KeySplits& keys : {KeySplits::growing(128, true), KeySplits::growing(1024, true),
+                                  KeySplits::growing(256, false), KeySplits{384}}) {
+        for (int num_splits : {2, 3, 17, 40}) {
+            const int seqlen_k = static_cast<int>(keys.begin(num_splits)) - 5;
+            std::vector<int> borders = {0, seqlen_k};
+            for (int split = 0; split < num_splits; ++split) {
+                for (int away : {-1, 0, 1}) {
+                    borders.push_back(static_cast<int>(keys.begin(split)) + away);
+                }
+            }
+            for (int begin : borders) {
+                for (int end : borders) {
+                    if (begin < 0 || end < 0 || begin > seqlen_k || end > seqlen_k) continue;
+                    const flash_decode::KeyRange tile_keys = {begin, end};
+                    const auto parts = flash_decode::parts_of(keys, num_splits, tile_keys);
+                    int whole = 0;
+                    bool agree = true;
+                    for (int split = 0; split < num_splits; ++split) {
+                        const flash_decode::KeyRange split_keys = {
+                            std::max(begin, static_cast<int>(keys.begin(split))),
+                            std::min(end, static_cast<int>(keys.begin(split + 1)))};
+                        const Role role = flash_decode::role_of(split, split_keys, tile_keys);
+                        const bool is_awaited =
+                            !parts.is_empty() && parts.first <= split && split <= parts.last;
+                        agree = agree && is_awaited == (role == Role::kPart);
+                        if (role == Role::kWholeResult) ++whole;
+                    }
+                    CAPTURE(begin);
+                    CAPTURE(end);
+                    CHECK(agree);
+                    CHECK(whole == (parts.is_empty() ? 1 : 0));
+                }
+            }
         }
     }
 }
