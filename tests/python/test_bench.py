@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend
 
 import fa101
 from fa101.bench import peers, report, runner, suites, tables, timing
-from fa101.bench.__main__ import lost, main
+from fa101.bench.__main__ import is_bad, main
 from fa101.bench.peers import Contender, UnfitError
 from fa101.bench.suites import Case
 
@@ -160,7 +160,8 @@ class TestRow:
         guard = runner.Guard(max_seconds=5, budget=0.001)
         row = runner.run_case(CASE, contenders, timer, guard, CEILING)
         assert [r.get("status") for r in row["results"]] == [None, "failed"]
-        assert lost(row)
+        assert report.is_lost(row)
+        assert is_bad(row)
         document = {**stored_document(), "rows": [row], "absent": {}}
         assert report.notes(document) == [
             "b failed in small causal float32: CUDA error: an illegal memory access was encountered"
@@ -198,6 +199,178 @@ class TestRow:
         assert result["share_of_ceiling"] == pytest.approx(result["gbytes_per_s"] / 10)
 
 
+class FakeGraph:
+    """A CUDA graph whose replay is to call again; outputs stay where the first calls put them."""
+
+    host_us = 0.0
+
+    def __init__(self, calls, ms):
+        self.calls, self._calls, self._ms = len(calls), calls, ms
+        self.outputs = [call() for call in calls]
+
+    def replay(self):
+        for out, call in zip(self.outputs, self._calls, strict=True):
+            out.copy_(call())
+
+    def measure(self, repeats):
+        return [self._ms] * repeats
+
+
+class FakeGpu:
+    device, flush_us, l2_bytes = CPU, 10, 20_000
+    host_us = 0.0
+
+    def __init__(self):
+        self.graphs = []
+        self.call_ms = 0.2
+
+    def watch(self, call):
+        return self
+
+    def measure(self, repeats):
+        return [self.call_ms] * repeats
+
+    def synchronize(self):
+        pass
+
+    def capture(self, calls):
+        self.graphs.append(FakeGraph(calls, ms=0.5 / (1 + len(self.graphs))))
+        return self.graphs[-1]
+
+
+class TestGraphs:
+    """Their logic, where a graph is a list of calls."""
+
+    CASE = Case("decode", 1, 4, 1, 64, 16, "float32", num_heads_kv=2)  # k and v: 16 kB
+
+    @pytest.fixture
+    def gpu(self, monkeypatch):
+        monkeypatch.setattr(runner.Guard, "repeats", lambda *_: 5)
+        return FakeGpu()
+
+    def row(self, timer, *contenders):
+        guard = runner.Guard(max_seconds=5, budget=0.001)
+        return runner.run_case(self.CASE, list(contenders), timer, guard, CEILING, by_graph=True)
+
+    @staticmethod
+    def sdpa(case, q, k, v):
+        return lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+    def test_walks_over_caches_that_are_together_four_times_the_l2(self, gpu, layout):
+        seen = []
+
+        def prepare(case, q, k, v):
+            assert k.is_contiguous()
+            shown = [x.transpose(1, 2) for x in (q, k, v)] if layout == "bshd" else (q, k, v)
+            call = self.sdpa(case, *shown)
+
+            def logged():
+                seen.append((k.data_ptr(), v.data_ptr()))
+                return call().transpose(1, 2) if layout == "bshd" else call()
+
+            return logged
+
+        row = self.row(gpu, Contender("a", prepare, layout=layout))
+        assert row["caches"] == 5  # 80 000 bytes of 16 896 each
+        (result,) = row["results"]
+        assert result["status"] == result["graph"]["status"] == "ok"
+        assert result["graph"]["calls"] == 20  # at least 16, and every cache as often
+        seen.clear()
+        gpu.graphs[0].replay()
+        assert len(set(seen)) == 5
+        assert seen == seen[:5] * 4
+
+    def test_a_large_cache_has_one_other(self, gpu):
+        gpu.l2_bytes = 1
+        row = self.row(gpu, Contender("a", self.sdpa))
+        assert row["caches"] == 2
+
+    def test_slow_calls_go_over_the_caches_once(self, gpu):
+        gpu.call_ms = 1.1
+        row = self.row(gpu, Contender("a", self.sdpa))
+        assert row["results"][0]["graph"]["calls"] == row["caches"]
+
+    def test_both_ways_are_stored_and_compared(self, gpu):
+        row = self.row(
+            gpu,
+            Contender("ours", self.sdpa, is_peer=False),
+            Contender("a", self.sdpa),
+        )
+        ours = row["results"][0]
+        graph = ours["graph"]
+        assert graph["median_ms"] == 0.5
+        assert graph["gbytes_per_s"] == pytest.approx(self.CASE.bytes / graph["median_ms"] / 1e6)
+        assert graph["vs_best_peer"] == 0.5
+        assert ours["median_ms"] == 0.2
+        assert ours["vs_best_peer"] == 1
+
+    def test_what_reads_the_cache_alone_is_in_the_row(self, gpu):
+        row = self.row(gpu, Contender("a", self.sdpa))
+        assert row["plain_read"]["status"] == row["plain_read"]["graph"]["status"] == "ok"
+        q, k, v = runner.make_inputs(self.CASE, CPU)
+        read = peers.plain_read().prepare(self.CASE, q, k, v)()
+        torch.testing.assert_close(read, k.sum() + v.sum())
+
+    def test_who_cannot_be_captured_says_why(self, gpu, monkeypatch):
+        def capture(calls):
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+        monkeypatch.setattr(gpu, "capture", capture)
+        row = self.row(gpu, Contender("ours", self.sdpa, is_peer=False), Contender("a", self.sdpa))
+        reason = "operation not permitted when stream is capturing"
+        ours, peer = row["results"]
+        assert ours["status"] == peer["status"] == "ok"
+        assert ours["graph"] == {"status": "failed", "reason": reason}
+        assert peer["graph"] == {"status": "skipped", "reason": reason}
+        assert is_bad(row)
+        document = {**stored_document(), "suite": "decode", "rows": [row], "absent": {}}
+        assert report.notes(document)[:2] == [
+            f"ours in a CUDA graph failed in decode full float32: {reason}",
+            f"a in a CUDA graph skipped in decode full float32: {reason}",
+        ]
+        report.show(document)
+
+    @pytest.mark.parametrize("spoiled", [0, -1])
+    def test_every_answer_of_a_replay_is_checked(self, gpu, monkeypatch, spoiled):
+        replay = FakeGraph.replay
+
+        def wrong(graph):
+            replay(graph)
+            graph.outputs[spoiled][0, 3, 0, 0] += 1
+
+        monkeypatch.setattr(FakeGraph, "replay", wrong)
+        row = self.row(gpu, Contender("ours", self.sdpa, is_peer=False), Contender("a", self.sdpa))
+        assert [r["graph"]["status"] for r in row["results"]] == ["failed"] * 2
+        assert "root mean square" in row["results"][0]["graph"]["reason"]
+        assert row["results"][0]["status"] == "ok"
+
+    def test_a_replay_that_writes_nothing_is_wrong(self, gpu, monkeypatch):
+        monkeypatch.setattr(FakeGraph, "replay", lambda graph: None)
+        row = self.row(gpu, Contender("ours", self.sdpa, is_peer=False))
+        assert "wrong by nan" in row["results"][0]["graph"]["reason"]
+
+    def test_a_device_lost_in_a_replay_ends_the_row(self, gpu, monkeypatch):
+        def crash(*_):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        def capture(calls):
+            monkeypatch.setattr(gpu, "synchronize", crash)
+            crash()
+
+        monkeypatch.setattr(gpu, "capture", capture)
+        row = self.row(gpu, Contender("a", self.sdpa), Contender("b", self.sdpa))
+        assert [result["contender"] for result in row["results"]] == ["a"]
+        assert report.is_lost(row)
+
+    def test_the_others_are_measured_without(self):
+        row = runner.run_case(
+            self.CASE, [Contender("a", self.sdpa)], FakeGpu(), runner.Guard(5, 0.001), CEILING
+        )
+        assert "graph" not in row["results"][0]
+        assert "plain_read" not in row
+
+
 def slow(call):
     def later():
         time.sleep(0.02)
@@ -232,13 +405,9 @@ class TestPeers:
         monkeypatch.setitem(sys.modules, "flash_attn", types.SimpleNamespace(**locals()))
         assert run(peers.flash_attn_2())["flash-attn"]["status"] == "ok"
 
-    @pytest.mark.parametrize(("batch", "seqlen_q"), [(1, 1), (1, 33), (2, 33)])
+    @pytest.mark.parametrize(("batch", "seqlen_q"), [(1, 33), (2, 33)])
     def test_flashinfer(self, monkeypatch, batch, seqlen_q):
         bshd, asked = self.bshd, []
-
-        def single_decode_with_kv_cache(q, k, v, kv_layout="NHD"):
-            asked.append("decode")
-            return bshd(q[None, None], k[None], v[None], False)[0, 0]
 
         def single_prefill_with_kv_cache(q, k, v, *, causal=False, kv_layout="NHD"):
             asked.append("single")
@@ -263,9 +432,70 @@ class TestPeers:
                 return bshd(*rows, self.causal).flatten(0, 1)
 
         monkeypatch.setitem(sys.modules, "flashinfer", types.SimpleNamespace(**locals()))
-        case = Case("c", batch, 3, seqlen_q, 33, 16, "float32", causal=seqlen_q > 1)
+        case = Case("c", batch, 3, seqlen_q, 33, 16, "float32", causal=True)
         assert run(peers.flashinfer(), case=case)["flashinfer"]["status"] == "ok"
-        assert set(asked) == {"decode" if seqlen_q == 1 else "single" if batch == 1 else "ragged"}
+        assert set(asked) == {"single" if batch == 1 else "ragged"}
+
+    @pytest.mark.parametrize("heads_kv", [2, 4])
+    @pytest.mark.parametrize(("batch", "paged"), [(1, False), (1, True), (3, False), (3, True)])
+    def test_flashinfer_decodes(self, monkeypatch, batch, paged, heads_kv):
+        bshd, asked = self.bshd, []
+        tensor_cores = heads_kv == 2
+
+        def single_decode_with_kv_cache(q, k, v, kv_layout="NHD", *, use_tensor_cores=False):
+            asked.append("single")
+            assert use_tensor_cores == tensor_cores
+            k, v = (x.repeat_interleave(4 // heads_kv, 1)[None] for x in (k, v))
+            return bshd(q[None, None], k, v, False)[0, 0]
+
+        class BatchDecodeWithPagedKVCacheWrapper:
+            def __init__(
+                self, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False,
+                use_tensor_cores=False, paged_kv_indptr_buffer=None, paged_kv_indices_buffer=None,
+                paged_kv_last_page_len_buffer=None,
+            ):  # fmt: skip
+                assert not float_workspace_buffer.any()
+                assert (kv_layout, use_cuda_graph) == ("NHD", True)
+                assert use_tensor_cores == tensor_cores
+                assert paged_kv_indptr_buffer.shape == (batch + 1,)
+                assert paged_kv_indices_buffer.shape == (batch * 4,)
+                assert paged_kv_last_page_len_buffer.shape == (batch,)
+
+            def plan(
+                self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim,
+                page_size, *, q_data_type="float16",
+            ):  # fmt: skip
+                types = {x.dtype for x in (indptr, indices, last_page_len)}
+                assert types == {torch.int32}
+                assert indptr.tolist() == [4 * i for i in range(batch + 1)]
+                assert last_page_len.tolist() == [16] * batch
+                assert (num_qo_heads, num_kv_heads, head_dim, page_size) == (4, heads_kv, 16, 16)
+                assert q_data_type == torch.float32
+                self.indices = indices
+
+            def run(self, q, paged_kv_cache, *, out):
+                asked.append("batch")
+                assert q.shape == out.shape == (batch, 4, 16)
+                assert paged == (self.indices.tolist() != list(range(4 * batch)))
+                k, v = (
+                    pages[self.indices.long()].view(batch, 64, heads_kv, 16)
+                    .repeat_interleave(4 // heads_kv, 2) for pages in paged_kv_cache
+                )  # fmt: skip
+                out.copy_(bshd(q[:, None], k, v, False)[:, 0])
+
+        torch.manual_seed(1)  # of the pages' order
+        monkeypatch.setitem(sys.modules, "flashinfer", types.SimpleNamespace(**locals()))
+        case = Case("decode", batch, 4, 1, 64, 16, "float32", num_heads_kv=heads_kv)
+        peer = peers.flashinfer_paged(16) if paged else peers.flashinfer()
+        result = run(peer, case=case)[peer.name]
+        assert result["status"] == "ok"
+        assert result["plan"] == ("tensor cores" if tensor_cores else "CUDA cores")
+        assert set(asked) == {"batch" if paged or batch > 1 else "single"}
+
+    def test_flashinfer_pages_are_for_decode(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "flashinfer", types.SimpleNamespace())
+        peer = peers.flashinfer_paged(16)
+        assert run(peer)[peer.name]["reason"] == "only asked for decode"
 
     def test_the_absent_are_named(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "flash_attn", None)
@@ -340,6 +570,60 @@ class TestCudaTimer:
         flushes.clear()
         watch.measure(1)
         assert len(flushes) == expected > 5
+
+
+@pytest.mark.gpu
+class TestCudaGraph:
+    @pytest.fixture
+    def timer(self):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            yield timing.CudaTimer(torch.device("cuda"))
+
+    def test_replays_its_calls(self, timer):
+        x = torch.zeros(1 << 24, device="cuda")
+        graph = timer.capture([lambda: x.add_(1)] * 3)
+        assert (graph.calls, len(graph.outputs)) == (3, 3)
+        timer.synchronize()
+        assert x[0] == 0  # captured, not run
+        times = graph.measure(4)
+        assert x[-1] == 12
+        assert len(times) == 4
+        # 128 MiB read and written; the rate of no GPU, and of none that is idle half the time.
+        assert 2**27 / 20e12 < 1e-3 * min(times) < 2**27 / 0.1e12
+
+    def test_a_capture_that_fails_says_why_and_harms_nothing(self, timer):
+        x = torch.ones(1000, device="cuda")
+
+        def bad():
+            return x.sum().item()
+
+        with pytest.raises(RuntimeError, match="captur"):
+            timer.capture([bad])
+
+        def unfit():
+            raise UnfitError("wants float16")
+
+        with pytest.raises(UnfitError, match="wants float16"):
+            timer.capture([unfit])
+        assert timer.capture([lambda: x.mul_(2)]).measure(1)
+        assert x.sum().item() == 2000
+
+    def test_decode_is_measured_both_ways(self, monkeypatch, tmp_path):
+        case = Case("tiny", 2, 8, 1, 8192, 128, "bfloat16", num_heads_kv=4)  # 33 MB
+        monkeypatch.setitem(suites.SUITES, "decode", (case,))
+        stored = tmp_path / "decode.json"
+        assert main(["--suite", "decode", "--quick", "--json", str(stored)]) == 0
+        document = report.load(stored)
+        (row,) = document["rows"]
+        assert row["caches"] * row["bytes"] >= 4 * document["device"]["l2_mib"] * 2**20
+        fastest = report.find(row, "fa2_cute")
+        assert fastest["graph"]["status"] == row["plain_read"]["graph"]["status"] == "ok"
+        # Nothing of a cache is in the L2: no faster than 1.3 times what memory gives to a copy.
+        rate = fastest["graph"]["gbytes_per_s"]
+        assert rate < 1.3e-9 * document["ceilings"]["bytes"]
+        for name in ("fa2_cute", "paged-16", "torch-flash"):
+            result = report.find(row, name)
+            assert result["graph"]["median_ms"] < 1.5 * result["median_ms"]
 
 
 @pytest.fixture
@@ -480,10 +764,38 @@ def stored_document():
     }  # fmt: skip
 
 
+def decode_document():
+    def way(ms, gbytes, **more):
+        return {"status": "ok", "median_ms": ms, "gbytes_per_s": gbytes, **more}
+
+    def both(name, graph, eager, is_peer=False):
+        return {"contender": name, "is_peer": is_peer, **eager, "graph": graph}
+
+    refused = {"status": "skipped", "reason": "no capture"}
+    case = Case("cache", 8, 32, 1, 8192, 128, "bfloat16", num_heads_kv=8)
+    return {
+        **stored_document(),
+        "suite": "decode",
+        "rows": [
+            {
+                **vars(case),
+                "label": case.label,
+                "plain_read": {**way(0.025, 2400), "graph": way(0.02, 3000)},
+                "results": [
+                    both("fa2_cute", way(0.03, 2000, vs_best_peer=1.333), way(0.033, 1800)),
+                    both("torch-flash", refused, way(0.04, 1500), is_peer=True),
+                    both("fa3", way(0.04, 1500, vs_best_peer=1.0), way(0.044, 1400), is_peer=True),
+                ],
+            }
+        ],
+    }
+
+
 class TestTables:
     @pytest.fixture
     def results(self, tmp_path):
         (tmp_path / "gpu-x").mkdir()
+        report.save(decode_document(), tmp_path / "gpu-x" / "decode.json")
         report.save(stored_document(), tmp_path / "gpu-x" / "seeds.json")
         shipped = ROOT / "benchmarks" / "results" / "sources.json"
         (tmp_path / "sources.json").write_text(shipped.read_text())
@@ -496,6 +808,9 @@ class TestTables:
              "| fa101 | full | float16 | 10.0 (0.100) | 2.00 (0.500) | 0.500 (2.00) | 0.25 | 5 % "
              "|"),
             ("ladder gpu-x/seeds.json full", "| fa2 | 2.00 | 0.500 | 5.00 | 5 % | 1.0e-03 |"),
+            ("decode gpu-x/decode.json",
+             "| cache | 20.0 (3000) / 25.0 | 30.0 (2000) / 33.0 | - / 40.0 | 40.0 (1500) / 44.0 "
+             "| 1.33 | 67 % |"),
             ("masks gpu-x/seeds.json",
              "| fa101 | float16 | 0.100 / 0.125 | 0.500 / - | 2.00 / 4.00 |"),
             ("sources gpu-x/seeds.json",

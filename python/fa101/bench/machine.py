@@ -57,6 +57,7 @@ def _gpu(device: torch.device) -> dict[str, Any]:
         "arch": f"sm_{properties.major}{properties.minor}",
         "sms": properties.multi_processor_count,
         "memory_gib": round(properties.total_memory / 2**30, 1),
+        "l2_mib": properties.L2_cache_size / 2**20,
         **gpu_state(device),
     }
 

@@ -114,25 +114,33 @@ def fa101_splits(num_splits: int | str) -> Contender:
     return Contender(name, prepare, is_peer=False)
 
 
+def shuffled_pages(
+    case: Case, page_size: int, k: Tensor, v: Tensor
+) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """k and v, (batch, seqlen_k, heads, head_dim), in pages in random order, and the places of the
+    pages of all sequences, one after the other."""
+    if case.seqlen_k % page_size:
+        raise UnfitError(f"{case.seqlen_k} keys are no whole pages of {page_size}")
+    table = torch.randperm(case.batch * case.seqlen_k // page_size, device=k.device)
+
+    def pages(x: Tensor) -> Tensor:
+        rows = x.reshape(-1, page_size, *x.shape[2:])
+        return torch.empty_like(rows).index_copy_(0, table, rows)
+
+    return (pages(k), pages(v)), table.to(torch.int32)
+
+
 def fa101_paged(page_size: int) -> Contender:
     """flash_attention_with_kvcache on the same keys in shuffled pages."""
     import fa101
 
     def prepare(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Call:
-        if case.seqlen_k % page_size:
-            raise UnfitError(f"{case.seqlen_k} keys are no whole pages of {page_size}")
-        table = torch.randperm(case.batch * case.seqlen_k // page_size, device=q.device)
-
-        def pages(x: Tensor) -> Tensor:
-            rows = x.transpose(1, 2).reshape(-1, page_size, x.shape[1], x.shape[3])
-            return torch.empty_like(rows).index_copy_(0, table, rows)
-
+        (k, v), table = shuffled_pages(case, page_size, k.transpose(1, 2), v.transpose(1, 2))
         options: dict[str, Any] = {
-            "seqlens_k": torch.full_like(table[: case.batch], case.seqlen_k, dtype=torch.int32),
-            "page_table": table.to(torch.int32).view(case.batch, -1),
+            "seqlens_k": torch.full_like(table[: case.batch], case.seqlen_k),
+            "page_table": table.view(case.batch, -1),
             "causal": case.causal,
         }
-        k, v = pages(k), pages(v)
         out = torch.full_like(q, float("nan"))
 
         def call() -> Tensor:
@@ -209,7 +217,16 @@ def flashinfer() -> Contender:
 
     def prepare(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Call:
         if case.batch == 1 and case.is_decode:
-            return lambda: module.single_decode_with_kv_cache(q[0, 0], k[0], v[0])[None, None]
+            options = {"use_tensor_cores": _is_grouped(case)}
+            return PlannedCall(
+                lambda: module.single_decode_with_kv_cache(q[0, 0], k[0], v[0], **options)[
+                    None, None
+                ],
+                _cores(case),
+            )
+        if case.is_decode:
+            table = torch.arange(k.shape[0] * k.shape[1] // 16, device=q.device)
+            return _flashinfer_pages(module, case, q, k, v, table.to(torch.int32), 16)
         if case.batch == 1:
             return lambda: module.single_prefill_with_kv_cache(
                 q[0], k[0], v[0], causal=case.causal
@@ -232,6 +249,78 @@ def flashinfer() -> Contender:
     return Contender("flashinfer", prepare, layout="bshd")
 
 
+def flashinfer_paged(page_size: int) -> Contender:
+    """FlashInfer on the same keys in shuffled pages."""
+    module = importlib.import_module("flashinfer")
+
+    def prepare(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Call:
+        if not case.is_decode:
+            raise UnfitError("only asked for decode")
+        (k, v), table = shuffled_pages(case, page_size, k, v)
+        return _flashinfer_pages(module, case, q, k, v, table, page_size)
+
+    return Contender(f"flashinfer-paged-{page_size}", prepare, layout="bshd")
+
+
+def _flashinfer_pages(
+    module: Any, case: Case, q: Tensor, k: Tensor, v: Tensor, table: Tensor, page_size: int
+) -> Call:
+    """Its batch decode, planned; the pages of all sequences follow each other in `table`. A cache
+    that is contiguous is one whose pages do, too."""
+    if case.seqlen_k % page_size:
+        raise UnfitError(f"{case.seqlen_k} keys are no whole pages of {page_size}")
+    each = case.seqlen_k // page_size
+    starts = each * torch.arange(case.batch + 1, dtype=torch.int32, device=q.device)
+    last = torch.full_like(starts[1:], page_size)
+    wrapper = module.BatchDecodeWithPagedKVCacheWrapper(
+        torch.zeros(128 << 20, dtype=torch.uint8, device=q.device),  # it asks for zeros
+        "NHD",
+        use_cuda_graph=True,
+        use_tensor_cores=_is_grouped(case),
+        paged_kv_indptr_buffer=torch.empty_like(starts),
+        paged_kv_indices_buffer=torch.empty_like(table),
+        paged_kv_last_page_len_buffer=torch.empty_like(last),
+    )
+    wrapper.plan(
+        starts,
+        table,
+        last,
+        case.num_heads,
+        case.heads_kv,
+        case.head_dim,
+        page_size,
+        q_data_type=q.dtype,
+    )
+    pages = tuple(x.view(-1, page_size, *x.shape[2:]) for x in (k, v))
+    queries, out = q[:, 0], torch.full_like(q, float("nan"))
+
+    def call() -> Tensor:
+        wrapper.run(queries, pages, out=out[:, 0])
+        return out
+
+    return PlannedCall(call, _cores(case))
+
+
+def _is_grouped(case: Case) -> bool:
+    """Where FlashInfer is fastest on tensor cores, by its own documentation."""
+    return case.num_heads > case.heads_kv
+
+
+def _cores(case: Case) -> str:
+    return "tensor cores" if _is_grouped(case) else "CUDA cores"
+
+
+def plain_read() -> Contender:
+    """Reads k and v, adds them up, and that is all: what any attention takes at least. The bits are
+    taken for float32 numbers, the dtype that torch adds fastest."""
+
+    def prepare(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Call:
+        numbers = torch.stack((k, v)).view(torch.float32)
+        return lambda: torch.sum(numbers)
+
+    return Contender("plain read", prepare)
+
+
 # name: how to get it, and the device types it serves.
 PEERS: dict[str, tuple[Callable[[], Contender], tuple[str, ...]]] = {
     "torch-flash": (lambda: torch_sdpa(SDPBackend.FLASH_ATTENTION), ("cpu", "cuda")),
@@ -241,6 +330,7 @@ PEERS: dict[str, tuple[Callable[[], Contender], tuple[str, ...]]] = {
     "fa3": (flash_attn_3, ("cuda",)),
     "flash-attn": (flash_attn_2, ("cuda",)),
     "flashinfer": (flashinfer, ("cuda",)),
+    "flashinfer-paged-16": (lambda: flashinfer_paged(16), ("cuda",)),
 }
 
 

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,21 @@ def contenders(document: Document, status: str = "ok") -> list[str]:
 
 def find(row: Row, contender: str) -> dict[str, Any]:
     return next((r for r in row["results"] if r["contender"] == contender), {})
+
+
+def parts(row: Row) -> Iterator[tuple[str, dict[str, Any]]]:
+    """All that was measured in a row, by the names that notes() uses."""
+    named = [(result["contender"], result) for result in row["results"]]
+    named += [("plain read", row["plain_read"])] if "plain_read" in row else []
+    for name, result in named:
+        yield name, result
+        if "graph" in result:
+            yield f"{name} in a CUDA graph", result["graph"]
+
+
+def is_lost(row: Row) -> bool:
+    """The GPU stopped answering in this row."""
+    return any("device_lost" in result for _, result in parts(row))
 
 
 def rate(document: Document, row: Row, result: dict[str, Any]) -> str:
@@ -72,6 +88,38 @@ def matrix(document: Document) -> tuple[list[str], list[list[str]]]:
     return header, lines
 
 
+def decode(document: Document) -> tuple[list[str], list[list[str]]]:
+    """A line for a case, a column for a contender: us (GB/s) of a call by replay of a CUDA graph,
+    and us of an eager call. The last columns are about the graphs."""
+    names = contenders(document)
+    header = ["us by graph replay (GB/s) / eager", "plain read", *names, "vs peers"]
+    lines = []
+    for row in document["rows"]:
+        plain = row.get("plain_read", {})
+        cells = [row["name"], _both_ways(plain)]
+        cells += [_both_ways(find(row, name)) for name in names]
+        graphs = [(r["is_peer"], r.get("graph", {})) for r in row["results"]]
+        ours = [g for is_peer, g in graphs if not is_peer and g.get("status") == "ok"]
+        best: dict[str, Any] = min(ours, key=lambda graph: graph["median_ms"], default={})
+        least = plain.get("graph", {}).get("median_ms")
+        cells.append(f"{best['vs_best_peer']:.2f}" if "vs_best_peer" in best else "-")
+        cells.append(f"{100 * least / best['median_ms']:.0f} %" if best and least else "-")
+        lines.append(cells)
+    return [*header, "of plain read"], lines
+
+
+def _both_ways(result: dict[str, Any]) -> str:
+    graph = result.get("graph", {})
+    shown = []
+    for way, with_rate in ((graph, True), (result, False)):
+        if way.get("status") == "ok":
+            rate = f" ({three(way['gbytes_per_s'])})" if with_rate else ""
+            shown.append(f"{three(1e3 * way['median_ms'])}{rate}")
+        else:
+            shown.append("FAILED" if way.get("status") == "failed" else "-")
+    return " / ".join(shown)
+
+
 def plans(document: Document) -> tuple[list[str], list[list[str]]]:
     """A line for a case: what "auto" chose, beside the fastest of all that could have been."""
     lines = []
@@ -91,10 +139,9 @@ def notes(document: Document) -> list[str]:
     """Who is not in the table, and why; equal reasons together."""
     grouped: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for row in document["rows"]:
-        for result in row["results"]:
+        for name, result in parts(row):
             if "reason" in result:
-                key = result["contender"], result["status"], result["reason"]
-                grouped[key].append(row["label"])
+                grouped[name, result["status"], result["reason"]].append(row["label"])
     lines = [
         f"{name} {status} in {labels[0] if len(labels) == 1 else f'{len(labels)} rows'}: {reason}"
         for (name, status, reason), labels in grouped.items()
@@ -131,20 +178,23 @@ def show(document: Document) -> None:
     if not console.is_terminal:
         console = Console(width=250)
     judges_plans = document["suite"] in ("auto", "splits")
-    header, lines = plans(document) if judges_plans else matrix(document)
-    unit = "" if judges_plans else f": ms ({rate_unit(document)})"
+    by_graph = any("plain_read" in row for row in document["rows"])
+    view = plans if judges_plans else decode if by_graph else matrix
+    header, lines = view(document)
+    unit = f": ms ({rate_unit(document)})" if view is matrix else ""
     table = Table(title=document["suite"] + unit)
     for name in header:
-        is_text = name in header[:3]
+        is_text = name in header[: 1 if view is decode else 3]
         table.add_column(name, justify="left" if is_text else "right", no_wrap=is_text)
     for line in lines:
-        table.add_row(*(f"[bold red]{cell}[/]" if cell == "FAILED" else cell for cell in line))
+        table.add_row(*(cell.replace("FAILED", "[bold red]FAILED[/]") for cell in line))
     console.print(table)
     console.print(f"{caption(document)}. {ceilings(document)}.", highlight=False)
     if not judges_plans:
+        most = "of a plain read of the cache" if by_graph else "of what torch reaches"
         console.print(
             "The last columns are about the fastest of fa101: its speed over the fastest peer's, "
-            "and its share of what torch reaches.",
+            f"and its share {most}.",
         )
     for note in notes(document):
         console.print(f"- {note}", style="red" if " failed in " in note else "dim", markup=False)

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .peers import Contender, PlannedCall, UnfitError
+from .peers import Contender, PlannedCall, UnfitError, plain_read
+from .report import is_lost
 from .suites import Case
-from .timing import Call, Stopwatch, Timer
+from .timing import Call, GraphStopwatch, Stopwatch, Timer
 
 # Largest error let through, in units of the root mean square of the output row it is in. Rounding
 # P and O to a 16-bit dtype costs about half of it; one TF32 product in float32 ten times as much.
@@ -29,6 +30,14 @@ REFERENCE_NUMBERS = 1 << 26
 
 # The contenders of a row take turns, so that clocks and temperature are shared.
 ROUNDS = 5
+
+# A CUDA graph walks over equal caches that together are so many times the L2: when it comes back to
+# one, nothing of it is left there.
+L2_TIMES = 4
+
+# Calls in a graph, or more: what a replay costs besides them is then below their noise. Of calls
+# that take over a millisecond it is anyway.
+GRAPH_CALLS = 16
 
 Result = dict[str, Any]
 
@@ -74,43 +83,66 @@ class Entrant:
     times: list[float] = field(default_factory=list)
 
 
+class Inputs:
+    """q, k and v of a case, in the layouts that are asked for and as many equal copies."""
+
+    def __init__(self, case: Case, device: torch.device) -> None:
+        self.base = make_inputs(case, device)
+        self._made = {("bhsd", 0): self.base}
+
+    def get(self, layout: str, copy: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        if (layout, copy) not in self._made:
+            views = [x.transpose(1, 2) if layout == "bshd" else x for x in self.base]
+            q, k, v = (x.clone(memory_format=torch.contiguous_format) for x in views)
+            self._made[layout, copy] = q, k, v
+        return self._made[layout, copy]
+
+
+@dataclass
+class Answer:
+    """Attention in float64 of the (batch, head) pairs that were computed."""
+
+    heads: list[int]
+    expected: Tensor  # (pairs, seqlen_q, head_dim)
+
+
 def run_case(
-    case: Case, contenders: list[Contender], timer: Timer, guard: Guard, ceiling: dict[str, float]
+    case: Case,
+    contenders: list[Contender],
+    timer: Timer,
+    guard: Guard,
+    ceiling: dict[str, float],
+    by_graph: bool = False,
 ) -> dict[str, Any]:
-    """The row as it is stored: the case, and one result for each contender."""
-    inputs = make_inputs(case, timer.device)
-    heads, expected = reference(case, *inputs)
+    """The row as it is stored: the case, and one result for each contender. `by_graph` times CUDA
+    graphs beside the eager calls, and what only reads the cache beside the contenders."""
+    inputs = Inputs(case, timer.device)
+    answer = Answer(*reference(case, *inputs.base))
     results: list[Result] = []
     row = {
         **vars(case),
         "label": case.label,
         "flops": case.flops,
         "bytes": case.bytes,
-        "heads_checked": len(heads),
+        "heads_checked": len(answer.heads),
         "heads_in_all": case.batch * case.num_heads,
         "results": results,
     }
+    caches = 0
+    if by_graph:
+        caches = row["caches"] = max(2, math.ceil(L2_TIMES * timer.l2_bytes / case.bytes))
 
-    entrants = []
+    entrants: list[Entrant] = []
     for contender in contenders:
         results.append({"contender": contender.name, "is_peer": contender.is_peer})
-        with verdict(results[-1], timer):
-            guard.admit(contender, case)
-            call = checked_call(contender, case, inputs, heads, expected, timer, results[-1])
-            if isinstance(call, PlannedCall):
-                results[-1]["plan"] = call.plan
-            watch = timer.watch(call)
-            with contender.context():
-                seconds = 1e-3 * min(watch.measure(2))
-            guard.learn(contender, case, seconds)
-            guard.admit(contender, case)
-            if seconds > guard.max_seconds:
-                raise UnfitError(
-                    f"a call took {seconds:.3g} s; --max-seconds is {guard.max_seconds:g}"
-                )
-            repeats = guard.repeats(seconds, timer.flush_us)
-            entrants.append(Entrant(contender, results[-1], watch, repeats))
-        if results[-1].get("device_lost"):
+        entrants += admitted(contender, case, inputs, answer, timer, guard, results[-1], caches)
+        if is_lost(row):
+            return row
+    if by_graph:
+        row["plain_read"] = {}
+        plain = plain_read()
+        entrants += admitted(plain, case, inputs, None, timer, guard, row["plain_read"], caches)
+        if is_lost(row):
             return row
 
     for turn in range(ROUNDS):
@@ -118,16 +150,57 @@ def run_case(
             share = math.ceil((entrant.repeats - len(entrant.times)) / (ROUNDS - turn))
             if share == 0 or "status" in entrant.result:
                 continue
-            with verdict(entrant.result, timer), entrant.contender.context():
+            contender = entrant.contender
+            with verdict(contender, entrant.result, timer), contender.context():
                 entrant.times += entrant.watch.measure(share)
-            if entrant.result.get("device_lost"):
+            if is_lost(row):
                 return row
 
     for entrant in entrants:
         if "status" not in entrant.result:
             entrant.result.update(figures(case, entrant, ceiling))
-    compare_with_best_peer(results)
+    compare_with_best_peer([(result["is_peer"], result) for result in results])
+    compare_with_best_peer([(result["is_peer"], result.get("graph", {})) for result in results])
     return row
+
+
+def admitted(
+    contender: Contender,
+    case: Case,
+    inputs: Inputs,
+    answer: Answer | None,
+    timer: Timer,
+    guard: Guard,
+    result: Result,
+    caches: int,
+) -> list[Entrant]:
+    """The contender's eager call, and a CUDA graph over `caches` caches unless that is 0, as far as
+    they pass. `answer` is None for what computes no attention."""
+    entrants = []
+    with verdict(contender, result, timer):
+        guard.admit(contender, case)
+        call = checked_call(contender, case, inputs, answer, timer, result)
+        if isinstance(call, PlannedCall):
+            result["plan"] = call.plan
+        watch = timer.watch(call)
+        with contender.context():
+            seconds = 1e-3 * min(watch.measure(2))
+        guard.learn(contender, case, seconds)
+        guard.admit(contender, case)
+        if seconds > guard.max_seconds:
+            raise UnfitError(f"a call took {seconds:.3g} s; --max-seconds is {guard.max_seconds:g}")
+        repeats = guard.repeats(seconds, timer.flush_us)
+        entrants.append(Entrant(contender, result, watch, repeats))
+    if caches == 0 or not entrants:
+        return entrants
+    graph = result["graph"] = {}
+    with verdict(contender, graph, timer):
+        passes = 1 if seconds > 1e-3 else math.ceil(GRAPH_CALLS / caches)
+        replay = checked_graph(contender, case, inputs, answer, timer, caches, passes)
+        graph["calls"] = replay.calls
+        seconds = 1e-3 * replay.calls * min(replay.measure(2))
+        entrants.append(Entrant(contender, graph, replay, guard.repeats(seconds, 0)))
+    return entrants
 
 
 def make_inputs(case: Case, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -175,25 +248,57 @@ def reference(case: Case, q: Tensor, k: Tensor, v: Tensor) -> tuple[list[int], T
 def checked_call(
     contender: Contender,
     case: Case,
-    inputs: tuple[Tensor, Tensor, Tensor],
-    heads: list[int],
-    expected: Tensor,
+    inputs: Inputs,
+    answer: Answer | None,
     timer: Timer,
     result: Result,
 ) -> Call:
     """The contender's call on these inputs, after its answer was found right."""
-    bshd = contender.layout == "bshd"
-    q, k, v = (x.transpose(1, 2).contiguous() for x in inputs) if bshd else inputs
+    q, k, v = inputs.get(contender.layout)
     with contender.context():
         call = contender.prepare(case, q, k, v)
         # An output allocated and left unwritten shall not find an earlier answer in its memory.
         torch.full_like(q, math.nan)
         out = call()
         timer.synchronize()
-    if bshd:
+    if answer is not None:
+        check(contender, case, out, answer, result)
+    return call
+
+
+def checked_graph(
+    contender: Contender,
+    case: Case,
+    inputs: Inputs,
+    answer: Answer | None,
+    timer: Timer,
+    caches: int,
+    passes: int,
+) -> GraphStopwatch:
+    """A CUDA graph of one call on each of the caches, so many times, after all that a replay writes
+    was found right."""
+    with contender.context():
+        copies = [inputs.get(contender.layout, copy) for copy in range(caches)]
+        calls = [contender.prepare(case, *copy) for copy in copies]
+        for call in calls:  # what a first call loads or allocates for good is no part of the graph
+            call()
+        graph = timer.capture(calls * passes)
+    if answer is not None:
+        for out in graph.outputs:
+            out.fill_(math.nan)
+        graph.replay()
+        timer.synchronize()
+        for out in graph.outputs:
+            check(contender, case, out, answer, {})
+    return graph
+
+
+def check(contender: Contender, case: Case, out: Tensor, answer: Answer, result: Result) -> None:
+    if contender.layout == "bshd":
         out = out.transpose(1, 2)
-    difference = (out.flatten(0, 1)[heads].double() - expected).abs()
-    largest = (difference / expected.square().mean(-1, keepdim=True).sqrt()).max().item()
+    difference = (out.flatten(0, 1)[answer.heads].double() - answer.expected).abs()
+    size = answer.expected.square().mean(-1, keepdim=True).sqrt()
+    largest = (difference / size).max().item()
     if math.isfinite(largest):
         result.update(error=largest, max_abs_error=difference.max().item())
     if not largest <= TOLERANCE[case.dtype]:  # also when it is NaN
@@ -201,7 +306,6 @@ def checked_call(
             f"wrong by {largest:.3g} times the root mean square of a row; "
             f"{TOLERANCE[case.dtype]:g} allowed"
         )
-    return call
 
 
 def figures(case: Case, entrant: Entrant, ceiling: dict[str, float]) -> Result:
@@ -225,17 +329,17 @@ def figures(case: Case, entrant: Entrant, ceiling: dict[str, float]) -> Result:
     }
 
 
-def compare_with_best_peer(results: list[Result]) -> None:
+def compare_with_best_peer(results: list[tuple[bool, Result]]) -> None:
     """Adds the speed relative to the fastest peer's: 1 is parity, 2 is twice as fast."""
-    timed = [result for result in results if result.get("status") == "ok"]
-    best = min((result["median_ms"] for result in timed if result["is_peer"]), default=None)
+    timed = [(is_peer, result) for is_peer, result in results if result.get("status") == "ok"]
+    best = min((result["median_ms"] for is_peer, result in timed if is_peer), default=None)
     if best is not None:
-        for result in timed:
+        for _, result in timed:
             result["vs_best_peer"] = best / result["median_ms"]
 
 
 @contextmanager
-def verdict(result: Result, timer: Timer) -> Iterator[None]:
+def verdict(contender: Contender, result: Result, timer: Timer) -> Iterator[None]:
     """Turns what a contender raises into its result: skipped or failed, and why."""
     try:
         yield
@@ -250,7 +354,7 @@ def verdict(result: Result, timer: Timer) -> Iterator[None]:
         result.update(status="skipped", reason=in_short(error))
     except Exception as error:
         # A peer refuses a case by raising; fa101 was asked beforehand and has no excuse.
-        status = "skipped" if result["is_peer"] else "failed"
+        status = "skipped" if contender.is_peer else "failed"
         result.update(status=status, reason=in_short(error))
     gc.collect()
     try:

@@ -10,6 +10,7 @@ FILTER ("d128 causal"). VIEW is one of
     ladder   one table a case, a line for a contender: ms, rate, speed over naive, error
     matrix   a line for a case, a column for a contender: ms (rate)
     masks    the same, with the rates of full / causal in one cell
+    decode   a line for a case, a column for a contender: us by graph replay (GB/s) / eager
     plans    a line for a case: what "auto" takes, beside the fastest of all (suite auto)
     sources  what the two projects fa101 grew out of print for a shape, beside ours
     plot     a picture, drawn into the file that the first FILTER names, relative to the page
@@ -61,6 +62,10 @@ def matrix(document: Document, results: Path) -> list[str]:
     return markdown(*report.matrix(document))
 
 
+def decode(document: Document, results: Path) -> list[str]:
+    return markdown(*report.decode(document))
+
+
 def plans(document: Document, results: Path) -> list[str]:
     return markdown(*report.plans(document))
 
@@ -110,7 +115,7 @@ def sources(document: Document, results: Path) -> list[str]:
 
 
 VIEWS: dict[str, Callable[[Document, Path], list[str]]] = {
-    view.__name__: view for view in (ladder, matrix, masks, plans, sources)
+    view.__name__: view for view in (ladder, matrix, masks, decode, plans, sources)
 }
 
 

@@ -1,4 +1,5 @@
-"""The clocks: device events on a GPU, the wall clock on a CPU, cold caches on both."""
+"""The clocks: device events on a GPU, around calls or replays of a CUDA graph, the wall clock on a
+CPU; cold caches on both."""
 
 from __future__ import annotations
 
@@ -26,11 +27,24 @@ class Stopwatch(Protocol):
         """Milliseconds of each of so many calls, all caches flushed before each."""
 
 
+class GraphStopwatch(Stopwatch, Protocol):
+    """Bound to a CUDA graph; measure() gives milliseconds of a replay over the calls in it. Which
+    caches are cold is up to the calls."""
+
+    calls: int
+    outputs: list[Any]  # what the captured calls returned; each replay writes there
+
+    def replay(self) -> None: ...
+
+
 class Timer(Protocol):
     device: torch.device
     flush_us: float  # what each repeat costs besides the call
+    l2_bytes: int
 
     def watch(self, call: Call) -> Stopwatch: ...
+
+    def capture(self, calls: list[Call]) -> GraphStopwatch: ...
 
     def synchronize(self) -> None: ...
 
@@ -45,12 +59,17 @@ class CudaTimer:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        on_gpu = device.type == "cuda"
+        self.l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size if on_gpu else 0
         self._scratch = torch.empty(256 * MIB, dtype=torch.int8, device=device)
         self.flush_us = math.inf  # not known yet
         self.flush_us = 1e3 * statistics.median(self.watch(self.flush).measure(9))
 
     def watch(self, call: Call) -> CudaStopwatch:
         return CudaStopwatch(self, call)
+
+    def capture(self, calls: list[Call]) -> CudaGraphStopwatch:
+        return CudaGraphStopwatch(self, calls)
 
     def flush(self) -> None:
         self._scratch.zero_()
@@ -84,12 +103,51 @@ class CudaStopwatch:
         return [start.elapsed_time(end) for start, end in events]
 
 
+class CudaGraphStopwatch:
+    host_us = 0.0
+
+    def __init__(self, timer: CudaTimer, calls: list[Call]) -> None:
+        self.calls = len(calls)
+        self.outputs: list[Any] = []
+        self._timer = timer
+        self._graph = torch.cuda.CUDAGraph()
+        first: Exception | None = None
+        try:
+            with torch.cuda.graph(self._graph):
+                try:
+                    for call in calls:
+                        self.outputs.append(call())
+                except Exception as error:
+                    first = error
+                    raise
+        except Exception as error:
+            # To end a capture that failed is an error as well, which hides why it failed.
+            raise first or error from None
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+    def measure(self, repeats: int) -> list[float]:
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+        self._timer.synchronize()
+        # Keeps the device busy while the host enqueues the first replay; later ones queue up.
+        self._timer.flush()
+        for start, end in events:
+            start.record()
+            self._graph.replay()
+            end.record()
+        self._timer.synchronize()
+        return [start.elapsed_time(end) / self.calls for start, end in events]
+
+
 class CpuTimer:
     """The wall clock.
 
     Thread pools spin for a while after their work is done and would take cores from the next
     contender: before each call one thread writes 64 MiB (the caches), then sleeps.
     """
+
+    l2_bytes = 0
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -98,6 +156,9 @@ class CpuTimer:
 
     def watch(self, call: Call) -> CpuStopwatch:
         return CpuStopwatch(self, call)
+
+    def capture(self, calls: list[Call]) -> GraphStopwatch:
+        raise RuntimeError("a CPU has no CUDA graphs")
 
     def flush(self) -> None:
         self._scratch.fill(0)
