@@ -12,6 +12,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <iterator>
 #include <memory>
@@ -38,14 +39,26 @@ struct ExchangeApi {
     int (*borrow)(void* object, nb::dlpack::dltensor* tensor);
 };
 
-const ExchangeApi* exchange_api(nb::handle array) {
+const ExchangeApi* find_exchange_api(nb::handle type) {
     static PyObject* const name = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
-    const nb::object capsule = nb::getattr(array.type(), nb::handle(name), nb::none());
+    const nb::object capsule = nb::getattr(type, nb::handle(name), nb::none());
     if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
     auto* api =
         static_cast<const ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
     while (api != nullptr && api->major != 1) api = api->previous;
     return api != nullptr && api->borrow != nullptr ? api : nullptr;
+}
+
+// The arrays of a call are nearly always of one type: that of the last is kept, and alive.
+const ExchangeApi* exchange_api(nb::handle array) {
+    static PyObject* last_type = nullptr;
+    static const ExchangeApi* last_api = nullptr;
+    const nb::handle type = array.type();
+    if (type.ptr() != last_type) {
+        last_api = find_exchange_api(type);
+        Py_XDECREF(std::exchange(last_type, type.inc_ref().ptr()));
+    }
+    return last_api;
 }
 
 // The exchange API and torch's own to_dlpack hand out tensors that require grad: the result would
@@ -173,6 +186,43 @@ TensorView view_of(const Array& array, const char* name) {
     return view;
 }
 
+// Whether each array is of one of `types` and has the C exchange API, and is, as it stands, dense
+// in memory (no lazy negation, nothing sparse or nested), in a dtype that `fits`, with a contiguous
+// last axis. False says nothing: who asks then looks closer.
+template <class Fits>
+bool are_plain(nb::handle types, const nb::args& arrays, const Fits& fits) {
+    static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
+    for (const nb::handle array : arrays) {
+        if (PySet_Contains(types.ptr(), array.type().ptr()) != 1) return false;
+        const ExchangeApi* api = exchange_api(array);
+        if (api == nullptr) return false;
+        nb::dlpack::dltensor t;
+        if (api->borrow(array.ptr(), &t) != 0) {
+            PyErr_Clear();
+            return false;
+        }
+        if (!fits(t.dtype) || t.ndim < 1 || t.strides == nullptr) return false;
+        if (t.strides[t.ndim - 1] != 1 && t.shape[t.ndim - 1] != 1) return false;
+        if (nb::cast<bool>(array.attr(nb::handle(is_neg))())) return false;
+    }
+    return true;
+}
+
+bool are_plain_floats(nb::handle types, const nb::args& arrays) {
+    return are_plain(types, arrays, [](nb::dlpack::dtype dtype) {
+        using Code = nb::dlpack::dtype_code;
+        const bool is_float = dtype.code == static_cast<uint8_t>(Code::Float);
+        const bool is_bfloat = dtype.code == static_cast<uint8_t>(Code::Bfloat);
+        return dtype.lanes == 1 && ((is_float && (dtype.bits == 32 || dtype.bits == 16)) ||
+                                    (is_bfloat && dtype.bits == 16));
+    });
+}
+
+bool are_plain_int32s(nb::handle types, const nb::args& arrays) {
+    return are_plain(types, arrays,
+                     [](nb::dlpack::dtype dtype) { return dtype == nb::dtype<int32_t>(); });
+}
+
 // ---- options ------------------------------------------------------------------------------------
 
 template <class Enum>
@@ -197,21 +247,26 @@ struct OptionalArray {
     std::optional<TensorView> view;
 };
 
-// Those of the options that are no arrays.
-Options options_of(bool causal, std::optional<int64_t> window_left,
-                   std::optional<int64_t> window_right, const std::string& align,
-                   std::optional<double> softmax_scale, double softcap, const std::string& layout) {
-    Options options;
-    options.causal = causal;
-    options.window_left = window_left;
-    options.window_right = window_right;
-    options.softcap = static_cast<float>(softcap);
-    options.align =
-        choice("align", align, "top_left", Align::kTopLeft, "bottom_right", Align::kBottomRight);
-    options.layout = choice("layout", layout, "bhsd", Layout::kBHSD, "bshd", Layout::kBSHD);
-    if (softmax_scale) options.softmax_scale = static_cast<float>(*softmax_scale);
-    return options;
-}
+// What a call asks besides its arrays. Checked once: Python keeps it and asks again.
+struct Asked {
+    Asked(bool causal, std::optional<int64_t> window_left, std::optional<int64_t> window_right,
+          const std::string& align, std::optional<double> softmax_scale, double softcap,
+          const std::string& layout, int64_t num_splits, std::string kernel, std::string strategy)
+        : kernel(std::move(kernel)), strategy(std::move(strategy)) {
+        options.causal = causal;
+        options.window_left = window_left;
+        options.window_right = window_right;
+        options.softcap = static_cast<float>(softcap);
+        options.align = choice("align", align, "top_left", Align::kTopLeft, "bottom_right",
+                               Align::kBottomRight);
+        options.layout = choice("layout", layout, "bhsd", Layout::kBHSD, "bshd", Layout::kBSHD);
+        if (softmax_scale) options.softmax_scale = static_cast<float>(*softmax_scale);
+        options.num_splits = num_splits;
+    }
+
+    Options options;  // no arrays in it
+    std::string kernel, strategy;
+};
 
 // What the planner knows of the device; the caller's limit on threads counts too.
 DeviceInfo limited_device_info(Device device, int num_threads) {
@@ -223,9 +278,7 @@ DeviceInfo limited_device_info(Device device, int num_threads) {
 // One call of forward() or explain(): its arguments, checked.
 struct Call {
     Call(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse, nb::handle bias,
-         nb::handle mask, nb::handle seqlens_k, bool causal, std::optional<int64_t> window_left,
-         std::optional<int64_t> window_right, const std::string& align,
-         std::optional<double> softmax_scale, double softcap, const std::string& layout)
+         nb::handle mask, nb::handle seqlens_k, const Asked& asked)
         : q_array(q, "q", Access::kRead),
           k_array(k, "k", Access::kRead),
           v_array(v, "v", Access::kRead),
@@ -234,8 +287,7 @@ struct Call {
           bias_array(bias, "bias", Access::kRead),
           mask_array(mask, "mask", Access::kRead),
           seqlens_k_array(seqlens_k, "seqlens_k", Access::kRead) {
-        Options options =
-            options_of(causal, window_left, window_right, align, softmax_scale, softcap, layout);
+        Options options = asked.options;
         options.bias = bias_array.get();
         options.mask = mask_array.get();
         options.seqlens_k = seqlens_k_array.get();
@@ -252,106 +304,177 @@ struct Call {
     Params params;
 };
 
+// The same of forward_with_kvcache() and explain_with_kvcache().
+struct CachedCall {
+    CachedCall(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::handle out, nb::handle lse,
+               nb::handle k, nb::handle v, nb::handle seqlens_k, nb::handle page_table,
+               nb::handle cos, nb::handle sin, nb::handle q_rotated, bool interleaved,
+               const Asked& asked)
+        : appends(need_both(k, v, cos)),
+          q_array(q, "q", Access::kRead),
+          k_cache_array(k_cache, "k_cache", appends ? Access::kWrite : Access::kRead),
+          v_cache_array(v_cache, "v_cache", appends ? Access::kWrite : Access::kRead),
+          out_array(out, "out", Access::kWrite),
+          lse_array(lse, "lse", Access::kWrite),
+          k_array(k, "k", Access::kRead),
+          v_array(v, "v", Access::kRead),
+          lengths_array(seqlens_k, "seqlens_k", Access::kRead),
+          table_array(page_table, "page_table", Access::kRead),
+          cos_array(cos, "cos", Access::kRead),
+          sin_array(sin, "sin", Access::kRead),
+          rotated_array(q_rotated, "q_rotated", Access::kWrite) {
+        const TensorView q_view = view_of(q_array, "q");
+        const TensorView k_cache_view = view_of(k_cache_array, "k_cache");
+        const TensorView v_cache_view = view_of(v_cache_array, "v_cache");
+        device = q_view.device;
+
+        Options options = asked.options;
+        options.seqlens_k = lengths_array.get();
+        options.page_table = table_array.get();
+        options.k_name = "k_cache", options.v_name = "v_cache";
+        if (appends) {
+            AppendOptions append_options;
+            append_options.layout = options.layout;
+            append_options.seqlens_k = options.seqlens_k;
+            append_options.page_table = options.page_table;
+            append_options.cos = cos_array.get(), append_options.sin = sin_array.get();
+            append_options.interleaved = interleaved;
+            if (rotated_array.get() != nullptr) {
+                append_options.q = &q_view, append_options.q_rotated = rotated_array.get();
+            }
+            append_options.queries_advance =
+                options.causal || options.window_left || options.window_right;
+            new_keys = make_append_params(*k_array.get(), *v_array.get(), k_cache_view,
+                                          v_cache_view, append_options);
+            options.seqlen_new = new_keys->k.rows;
+        }
+        const TensorView* const rotated = rotated_array.get();
+        params = make_params(rotated != nullptr ? *rotated : q_view, k_cache_view, v_cache_view,
+                             view_of(out_array, "out"), lse_array.get(), options);
+    }
+
+    bool appends;
+    Array q_array, k_cache_array, v_cache_array, out_array;
+    OptionalArray lse_array, k_array, v_array, lengths_array, table_array, cos_array, sin_array,
+        rotated_array;
+    Device device;
+    std::optional<AppendParams> new_keys;
+    Params params;
+
+  private:
+    // Whether there are new keys.
+    static bool need_both(nb::handle k, nb::handle v, nb::handle cos) {
+        if (k.is_none() != v.is_none()) {
+            throw InvalidArgument("k and v must both be there or both be absent");
+        }
+        if (k.is_none() && !cos.is_none()) {
+            throw InvalidArgument("rotary is given without k and v, the keys that it rotates");
+        }
+        return !k.is_none();
+    }
+};
+
+// What make(*arguments) gave before for arguments equal in value and type (1 is equal to True),
+// from `kept`, or gives now. Like functools.lru_cache, but torch.compile, which looks into that and
+// warns, leaves compiled functions alone.
+nb::object remember(nb::dict kept, nb::handle make, const nb::args& arguments) {
+    constexpr size_t kMost = 256;
+    const size_t n = arguments.size();
+    const nb::object key = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(2 * n)));
+    for (size_t i = 0; i < n; ++i) {
+        const nb::handle argument = arguments[i];
+        PyTuple_SetItem(key.ptr(), static_cast<Py_ssize_t>(i), argument.inc_ref().ptr());
+        PyTuple_SetItem(key.ptr(), static_cast<Py_ssize_t>(n + i),
+                        nb::handle(argument.type()).inc_ref().ptr());
+    }
+    if (PyObject* const found = PyDict_GetItemWithError(kept.ptr(), key.ptr())) {
+        return nb::borrow(found);
+    }
+    const bool is_hashable = PyErr_Occurred() == nullptr;
+    PyErr_Clear();
+    nb::object made = make(*arguments);
+    if (is_hashable) {
+        if (kept.size() >= kMost) kept.clear();
+        kept[key] = made;
+    }
+    return made;
+}
+
 // ---- functions ----------------------------------------------------------------------------------
+
+// plan(), or what it said before: a model asks the same in each of its layers. The last answers of
+// each thread are kept.
+std::shared_ptr<const Plan> plan_again(const Problem& problem, Device device, int num_threads,
+                                       const Asked& asked) {
+    struct Answer {
+        Problem problem;
+        Device device;
+        int num_threads;
+        std::string kernel, strategy;
+        std::shared_ptr<const Plan> plan;
+    };
+    static thread_local std::array<Answer, 8> answers;
+    static thread_local size_t oldest = 0;
+
+    const int limit = device.type == DeviceType::kCpu ? cpu_threads() : 0;
+    const int threads = num_threads > 0 ? std::min(limit, num_threads) : limit;
+    for (const Answer& answer : answers) {
+        if (answer.plan != nullptr && answer.problem == problem && answer.device == device &&
+            answer.num_threads == threads && answer.kernel == asked.kernel &&
+            answer.strategy == asked.strategy) {
+            return answer.plan;
+        }
+    }
+    auto made = std::make_shared<const Plan>(
+        plan(problem, limited_device_info(device, num_threads), asked.kernel, asked.strategy));
+    answers[oldest] = {problem, device, threads, asked.kernel, asked.strategy, made};
+    oldest = (oldest + 1) % answers.size();
+    return made;
+}
 
 constexpr uintptr_t kWorkspaceAlignment = 256;
 
 // Plans, finds workspace, calls before_run and runs; without the GIL.
 template <class BeforeRun>
-void plan_and_run(const Params& params, Device device, int num_threads, const std::string& kernel,
-                  const std::string& strategy, Stream stream, nb::handle allocate,
-                  const BeforeRun& before_run) {
+void plan_and_run(const Params& params, Device device, const Asked& asked, uintptr_t stream,
+                  nb::handle allocate, int num_threads, const BeforeRun& before_run) {
     const Problem& problem = params.problem;
     // Given back after the launch, which is not too early: allocators work in the stream's order.
     nb::object memory;
     std::optional<Array> memory_array;
 
     const nb::gil_scoped_release nogil;
-    const Plan p = plan(problem, limited_device_info(device, num_threads), kernel, strategy);
+    const std::shared_ptr<const Plan> plan = plan_again(problem, device, num_threads, asked);
     void* workspace = nullptr;
-    if (p.workspace_bytes > 0 && !problem.is_empty() && !allocate.is_none()) {
+    if (plan->workspace_bytes > 0 && !problem.is_empty() && !allocate.is_none()) {
         const nb::gil_scoped_acquire gil;
-        memory = allocate(p.workspace_bytes + static_cast<int64_t>(kWorkspaceAlignment) - 1);
+        memory = allocate(plan->workspace_bytes + static_cast<int64_t>(kWorkspaceAlignment) - 1);
         memory_array.emplace(memory, "workspace", Access::kWrite);
         const uintptr_t address = reinterpret_cast<uintptr_t>(memory_array->data());
         workspace = reinterpret_cast<void*>((address + kWorkspaceAlignment - 1) &
                                             ~(kWorkspaceAlignment - 1));
     }
     before_run();
-    run(p, problem, params.tensors, workspace, stream);
+    run(*plan, problem, params.tensors, workspace, reinterpret_cast<Stream>(stream));
 }
 
 void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse,
-             nb::handle bias, nb::handle mask, nb::handle seqlens_k, bool causal,
-             std::optional<int64_t> window_left, std::optional<int64_t> window_right,
-             const std::string& align, std::optional<double> softmax_scale, double softcap,
-             const std::string& layout, const std::string& kernel, const std::string& strategy,
+             nb::handle bias, nb::handle mask, nb::handle seqlens_k, const Asked& asked,
              uintptr_t stream, nb::handle allocate, int num_threads) {
-    const Call call(q, k, v, out, lse, bias, mask, seqlens_k, causal, window_left, window_right,
-                    align, softmax_scale, softcap, layout);
-    plan_and_run(call.params, call.device, num_threads, kernel, strategy,
-                 reinterpret_cast<Stream>(stream), allocate, [] {});
+    const Call call(q, k, v, out, lse, bias, mask, seqlens_k, asked);
+    plan_and_run(call.params, call.device, asked, stream, allocate, num_threads, [] {});
 }
 
 void forward_with_kvcache(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::handle out,
                           nb::handle lse, nb::handle k, nb::handle v, nb::handle seqlens_k,
-                          nb::handle page_table, nb::handle cos, nb::handle sin, bool interleaved,
-                          nb::handle q_rotated, bool causal, std::optional<int64_t> window_left,
-                          std::optional<int64_t> window_right, const std::string& align,
-                          std::optional<double> softmax_scale, double softcap,
-                          const std::string& layout, int64_t num_splits, uintptr_t stream,
-                          nb::handle allocate, int num_threads) {
-    const bool appends = !k.is_none();
-    if (appends == v.is_none()) {
-        throw InvalidArgument("k and v must both be there or both be absent");
-    }
-    if (!appends && !cos.is_none()) {
-        throw InvalidArgument("rotary is given without k and v, the keys that it rotates");
-    }
-    const Array q_array(q, "q", Access::kRead), out_array(out, "out", Access::kWrite);
-    const Access access = appends ? Access::kWrite : Access::kRead;
-    const Array k_cache_array(k_cache, "k_cache", access),
-        v_cache_array(v_cache, "v_cache", access);
-    const OptionalArray lse_array(lse, "lse", Access::kWrite), k_array(k, "k", Access::kRead),
-        v_array(v, "v", Access::kRead), lengths_array(seqlens_k, "seqlens_k", Access::kRead),
-        table_array(page_table, "page_table", Access::kRead), cos_array(cos, "cos", Access::kRead),
-        sin_array(sin, "sin", Access::kRead), rotated_array(q_rotated, "q_rotated", Access::kWrite);
-    const TensorView q_view = view_of(q_array, "q");
-    const TensorView k_cache_view = view_of(k_cache_array, "k_cache");
-    const TensorView v_cache_view = view_of(v_cache_array, "v_cache");
-
-    Options options =
-        options_of(causal, window_left, window_right, align, softmax_scale, softcap, layout);
-    options.seqlens_k = lengths_array.get();
-    options.page_table = table_array.get();
-    options.num_splits = num_splits;
-    options.k_name = "k_cache", options.v_name = "v_cache";
-
-    std::optional<AppendParams> new_keys;
-    if (appends) {
-        AppendOptions append_options;
-        append_options.layout = options.layout;
-        append_options.seqlens_k = options.seqlens_k;
-        append_options.page_table = options.page_table;
-        append_options.cos = cos_array.get(), append_options.sin = sin_array.get();
-        append_options.interleaved = interleaved;
-        if (rotated_array.get() != nullptr) {
-            append_options.q = &q_view, append_options.q_rotated = rotated_array.get();
-        }
-        append_options.queries_advance = causal || window_left || window_right;
-        new_keys = make_append_params(*k_array.get(), *v_array.get(), k_cache_view, v_cache_view,
-                                      append_options);
-        options.seqlen_new = new_keys->k.rows;
-    }
-    const TensorView* const rotated = rotated_array.get();
-    const Params params =
-        make_params(rotated != nullptr ? *rotated : q_view, k_cache_view, v_cache_view,
-                    view_of(out_array, "out"), lse_array.get(), options);
-    const auto append_new_keys = [&] {
-        if (new_keys) append(*new_keys, reinterpret_cast<Stream>(stream));
-    };
-    plan_and_run(params, q_view.device, num_threads, "auto", "auto",
-                 reinterpret_cast<Stream>(stream), allocate, append_new_keys);
+                          nb::handle page_table, nb::handle cos, nb::handle sin,
+                          nb::handle q_rotated, bool interleaved, const Asked& asked,
+                          uintptr_t stream, nb::handle allocate, int num_threads) {
+    const CachedCall call(q, k_cache, v_cache, out, lse, k, v, seqlens_k, page_table, cos, sin,
+                          q_rotated, interleaved, asked);
+    plan_and_run(call.params, call.device, asked, stream, allocate, num_threads, [&] {
+        if (call.new_keys) append(*call.new_keys, reinterpret_cast<Stream>(stream));
+    });
 }
 
 struct Explained {
@@ -359,18 +482,28 @@ struct Explained {
     std::string text;
 };
 
-Explained explain_call(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse,
-                       nb::handle bias, nb::handle mask, nb::handle seqlens_k, bool causal,
-                       std::optional<int64_t> window_left, std::optional<int64_t> window_right,
-                       const std::string& align, std::optional<double> softmax_scale,
-                       double softcap, const std::string& layout, const std::string& kernel,
-                       const std::string& strategy, int num_threads) {
-    const Call call(q, k, v, out, lse, bias, mask, seqlens_k, causal, window_left, window_right,
-                    align, softmax_scale, softcap, layout);
-    const DeviceInfo info = limited_device_info(call.device, num_threads);
-    Plan p = plan(call.params.problem, info, kernel, strategy);
-    std::string text = explain(p, call.params.problem, info);
+Explained explained(const Params& params, Device device, const Asked& asked, int num_threads) {
+    const DeviceInfo info = limited_device_info(device, num_threads);
+    Plan p = plan(params.problem, info, asked.kernel, asked.strategy);
+    std::string text = explain(p, params.problem, info);
     return {std::move(p), std::move(text)};
+}
+
+Explained explain_call(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse,
+                       nb::handle bias, nb::handle mask, nb::handle seqlens_k, const Asked& asked,
+                       int num_threads) {
+    const Call call(q, k, v, out, lse, bias, mask, seqlens_k, asked);
+    return explained(call.params, call.device, asked, num_threads);
+}
+
+Explained explain_cached_call(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::handle out,
+                              nb::handle lse, nb::handle k, nb::handle v, nb::handle seqlens_k,
+                              nb::handle page_table, nb::handle cos, nb::handle sin,
+                              nb::handle q_rotated, bool interleaved, const Asked& asked,
+                              int num_threads) {
+    const CachedCall call(q, k_cache, v_cache, out, lse, k, v, seqlens_k, page_table, cos, sin,
+                          q_rotated, interleaved, asked);
+    return explained(call.params, call.device, asked, num_threads);
 }
 
 nb::list kernel_list() {
@@ -519,6 +652,7 @@ NB_MODULE(_fa101, m) {
     m.doc() = "The compiled half of fa101. Call fa101.flash_attention instead.";
     m.attr("__version__") = FA101_VERSION;
     nb::register_exception_translator(translate);
+    nb::set_leak_warnings(false);  // functional.py keeps Options until the process ends
 
     nb::class_<Explained>(m, "Plan", "How a call will run.")
         .def_prop_ro("kernel", [](const Explained& e) { return e.plan.kernel; })
@@ -534,26 +668,36 @@ NB_MODULE(_fa101, m) {
         .def("__str__", [](const Explained& e) { return e.text; })
         .def("__repr__", [](const Explained& e) { return e.text; });
 
-    m.def("forward", &forward, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a.none(), nb::kw_only(),
-          "bias"_a = nb::none(), "mask"_a = nb::none(), "seqlens_k"_a = nb::none(), "causal"_a,
-          "window_left"_a = nb::none(), "window_right"_a = nb::none(), "align"_a,
-          "softmax_scale"_a.none(), "softcap"_a = 0.0, "layout"_a, "kernel"_a, "strategy"_a,
-          "stream"_a, "allocate"_a.none(), "num_threads"_a = 0,
+    nb::class_<Asked>(m, "Options", "What a call asks besides its arrays.")
+        .def(nb::init<bool, std::optional<int64_t>, std::optional<int64_t>, const std::string&,
+                      std::optional<double>, double, const std::string&, int64_t, std::string,
+                      std::string>(),
+             "causal"_a = false, "window_left"_a = nb::none(), "window_right"_a = nb::none(),
+             "align"_a = "top_left", "softmax_scale"_a = nb::none(), "softcap"_a = 0.0,
+             "layout"_a = "bhsd", "num_splits"_a = 0, "kernel"_a = "auto", "strategy"_a = "auto");
+
+    m.def("remember", &remember, "kept"_a, "make"_a, "arguments"_a,
+          "make(*arguments), or what it gave before.");
+    m.def("are_plain_floats", &are_plain_floats, "types"_a, "arrays"_a,
+          "Whether all are of one of the types, and ready to be computed with as they are.");
+    m.def("are_plain_int32s", &are_plain_int32s, "types"_a, "arrays"_a, "The same of int32.");
+    m.def("forward", &forward, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a.none(), "bias"_a.none(),
+          "mask"_a.none(), "seqlens_k"_a.none(), "options"_a, "stream"_a, "allocate"_a.none(),
+          "num_threads"_a,
           "Writes attention into out and, unless None, the log-sum-exp into lse. `stream` is a "
           "cudaStream_t; `allocate(n)` gives n bytes of workspace on that stream.");
     m.def("forward_with_kvcache", &forward_with_kvcache, "q"_a, "k_cache"_a, "v_cache"_a, "out"_a,
-          "lse"_a.none(), nb::kw_only(), "k"_a = nb::none(), "v"_a = nb::none(),
-          "seqlens_k"_a = nb::none(), "page_table"_a = nb::none(), "cos"_a = nb::none(),
-          "sin"_a = nb::none(), "interleaved"_a = false, "q_rotated"_a = nb::none(), "causal"_a,
-          "window_left"_a = nb::none(), "window_right"_a = nb::none(), "align"_a,
-          "softmax_scale"_a.none(), "softcap"_a = 0.0, "layout"_a, "num_splits"_a = 0, "stream"_a,
-          "allocate"_a.none(), "num_threads"_a = 0,
+          "lse"_a.none(), "k"_a.none(), "v"_a.none(), "seqlens_k"_a.none(), "page_table"_a.none(),
+          "cos"_a.none(), "sin"_a.none(), "q_rotated"_a.none(), "interleaved"_a, "options"_a,
+          "stream"_a, "allocate"_a.none(), "num_threads"_a,
           "Writes k and v, where they are, into the caches at seqlens_k, then attention into out.");
-    m.def("explain", &explain_call, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a.none(), nb::kw_only(),
-          "bias"_a = nb::none(), "mask"_a = nb::none(), "seqlens_k"_a = nb::none(), "causal"_a,
-          "window_left"_a = nb::none(), "window_right"_a = nb::none(), "align"_a,
-          "softmax_scale"_a.none(), "softcap"_a = 0.0, "layout"_a, "kernel"_a, "strategy"_a,
-          "num_threads"_a = 0, "The plan of forward() with these arguments.");
+    m.def("explain", &explain_call, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a.none(), "bias"_a.none(),
+          "mask"_a.none(), "seqlens_k"_a.none(), "options"_a, "num_threads"_a,
+          "The plan of forward() with these arguments.");
+    m.def("explain_with_kvcache", &explain_cached_call, "q"_a, "k_cache"_a, "v_cache"_a, "out"_a,
+          "lse"_a.none(), "k"_a.none(), "v"_a.none(), "seqlens_k"_a.none(), "page_table"_a.none(),
+          "cos"_a.none(), "sin"_a.none(), "q_rotated"_a.none(), "interleaved"_a, "options"_a,
+          "num_threads"_a, "The plan of forward_with_kvcache() with these arguments.");
     m.def("kernels", &kernel_list, "Every kernel, in the order of the ladder.");
     m.def("info", &info, "How this binary was built and what it runs on.");
     m.def("get_num_threads", &cpu_threads, "Threads that the CPU kernels use.");

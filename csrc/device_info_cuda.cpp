@@ -7,6 +7,7 @@
 
 #include <map>
 #include <mutex>
+#include <utility>
 
 namespace fa101 {
 namespace {
@@ -81,6 +82,22 @@ DeviceInfo cuda_device_info(int index) {
                         std::to_string(count));
     }
     return cache[index] = query(index);
+}
+
+void raise_shared_memory(const void* kernel, const char* name, int smem_bytes) {
+    // The limit stays with the kernel and the device, so that later launches need not set it.
+    static std::mutex mutex;
+    static std::map<std::pair<int, const void*>, int> limits;
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    const std::lock_guard<std::mutex> lock(mutex);
+    int& limit = limits[{device, kernel}];
+    if (limit >= smem_bytes) return;
+    check_cuda(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes),
+        (std::string(name) + " (" + std::to_string(smem_bytes) + " bytes of shared memory)")
+            .c_str());
+    limit = smem_bytes;
 }
 
 void* cuda_allocate(int index, int64_t bytes, void* stream) {

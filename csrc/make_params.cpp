@@ -12,6 +12,7 @@
 #include <limits>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <utility>
 
 namespace fa101 {
@@ -319,6 +320,17 @@ bool is_tma_addressable(const TensorView& t) {
 }
 
 }  // namespace
+
+bool Problem::operator==(const Problem& other) const {
+    const auto fields = [](const Problem& p) {
+        return std::tie(p.batch, p.num_heads, p.num_heads_kv, p.seqlen_q, p.seqlen_k, p.head_dim,
+                        p.head_dim_v, p.device, p.dtype_q, p.dtype_kv, p.dtype_o, p.softmax_scale,
+                        p.softcap, p.mask_left, p.mask_right, p.has_bias, p.has_mask,
+                        p.has_seqlens_k, p.dtype_bias, p.seqlen_new, p.page_size, p.num_splits,
+                        p.diagonal_follows_seqlens_k, p.aligned16, p.tma);
+    };
+    return fields(*this) == fields(other);
+}
 
 int64_t Problem::visible_pairs() const {
     // Pairs with j <= i + bound: query i has clamp(i + bound + 1, 0, seqlen_k) of them: none, a

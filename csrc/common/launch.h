@@ -18,16 +18,15 @@ inline void check_cuda(cudaError_t status, const char* what) {
     }
 }
 
-// Raises the kernel's dynamic shared memory limit where it needs more than the default 48 KB. Set
-// on every launch: the attribute belongs to the current device, and setting it is cheap.
+// Raises the kernel's dynamic shared memory limit on the current device to smem_bytes, once
+// (device_info_cuda.cpp).
+void raise_shared_memory(const void* kernel, const char* name, int smem_bytes);
+
+// The same where it needs more than the default 48 KB.
 template <class Kernel>
 void allow_shared_memory(Kernel kernel, const char* name, int smem_bytes) {
     if (smem_bytes > 48 * 1024) {
-        check_cuda(
-            cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes),
-            (std::string(name) + " (" + std::to_string(smem_bytes) + " bytes of shared memory)")
-                .c_str());
+        raise_shared_memory(reinterpret_cast<const void*>(kernel), name, smem_bytes);
     }
 }
 

@@ -7,16 +7,25 @@
 """
 
 from fa101._fa101 import __version__, get_num_threads, info, kernels, set_num_threads
-from fa101.functional import explain, flash_attention, flash_attention_with_kvcache, plan
+from fa101.functional import (
+    explain,
+    explain_with_kvcache,
+    flash_attention,
+    flash_attention_with_kvcache,
+    plan,
+    plan_with_kvcache,
+)
 
 __all__ = [
     "__version__",
     "explain",
+    "explain_with_kvcache",
     "flash_attention",
     "flash_attention_with_kvcache",
     "get_num_threads",
     "info",
     "kernels",
     "plan",
+    "plan_with_kvcache",
     "set_num_threads",
 ]

@@ -132,6 +132,10 @@ class Framework(ABC):
         """What the binding gets for x."""
         return x
 
+    def arguments(self, *arrays: Any) -> tuple[Any, ...]:
+        """The same of several, some of which may be None."""
+        return tuple(None if x is None else self.argument(x) for x in arrays)
+
     def result(self, x: Any, q: Any) -> Any:
         """What the user gets for x, which is from empty_out or empty_lse."""
         return x
@@ -155,8 +159,34 @@ class Torch(Framework):
         self._plain = {torch.Tensor, torch.nn.Parameter}
         self._dtypes = {torch.float32, torch.float16, torch.bfloat16}
         self._strided = torch.strided
+        self._is_tracing = torch._C._is_tracing
+        self._transforms = torch._C._functorch.peek_interpreter_stack
+        self._len_modes = torch._C._len_torch_dispatch_stack
+        self._forward_ad = torch.autograd.forward_ad
+        self._is_autocast = torch.is_autocast_enabled
+
+    def _are_plain(self, *arrays: Any) -> bool:
+        """Whether the checks and casts below would let them pass as they are, in half the time."""
+        if self._is_transformed() or self._is_autocast("cuda" if arrays[0].is_cuda else "cpu"):
+            return False
+        plain: bool = _fa101.are_plain_floats(self._plain, *arrays)
+        return plain
+
+    def _is_transformed(self) -> bool:
+        """Whether something runs that an array could be a stand-in for."""
+        return bool(
+            self._is_tracing()
+            or self._transforms() is not None
+            or self._len_modes() > 0
+            or self._forward_ad._current_level >= 0
+        )
+
+    def arguments(self, *arrays: Any) -> tuple[Any, ...]:
+        return arrays
 
     def inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+        if self._are_plain(q, k, v):
+            return q, k, v
         self._refuse_transforms(q=q, k=k, v=v)
         cast = self._autocast_dtype(q)
         return self._input("q", q, cast), self._input("k", k, cast), self._input("v", v, cast)
@@ -164,7 +194,14 @@ class Torch(Framework):
     def cache_inputs(
         self, q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any
     ) -> tuple[Any, Any, Any, Any, Any]:
-        new = {} if k is None or v is None else {"k": k, "v": v}
+        if k is None or v is None:
+            new = {}
+            plain = self._are_plain(q, k_cache, v_cache)
+        else:
+            new = {"k": k, "v": v}
+            plain = self._are_plain(q, k_cache, v_cache, k, v)
+        if plain:
+            return q, k_cache, v_cache, k, v
         self._refuse_transforms(q=q, k_cache=k_cache, v_cache=v_cache, **new)
         for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
             self._require_plain_memory(name, x)
@@ -176,8 +213,8 @@ class Torch(Framework):
         return self._input("q", q, cast), k_cache, v_cache, new.get("k", k), new.get("v", v)
 
     def _autocast_dtype(self, x: Any) -> Any:
-        torch, place = self._torch, "cuda" if x.is_cuda else "cpu"
-        return torch.get_autocast_dtype(place) if torch.is_autocast_enabled(place) else None
+        place = "cuda" if x.is_cuda else "cpu"
+        return self._torch.get_autocast_dtype(place) if self._is_autocast(place) else None
 
     def _input(self, name: str, x: Any, cast: Any) -> Any:
         self._require_dense(name, x)
@@ -193,6 +230,9 @@ class Torch(Framework):
         return x
 
     def extra(self, name: str, x: Any) -> Any:
+        is_int32 = name in ("seqlens_k", "page_table")
+        if is_int32 and not self._is_transformed() and _fa101.are_plain_int32s(self._plain, x):
+            return x
         self._refuse_transforms(**{name: x})
         self._require_dense(name, x)
         super().extra(name, x)
@@ -204,6 +244,8 @@ class Torch(Framework):
         return x.resolve_neg()
 
     def writable(self, out: Any) -> Any:
+        if not self._is_transformed() and _fa101.are_plain_floats(self._plain, out):
+            return out
         self._refuse_transforms(out=out)
         self._require_plain_memory("out", out)
         return out
@@ -231,14 +273,9 @@ class Torch(Framework):
 
     def _refuse_transforms(self, **named: Any) -> None:
         """What runs a function on stand-ins for its arguments would not see what we compute."""
-        torch = self._torch
-        levels = torch.autograd.forward_ad._current_level
-        if (
-            torch._C._is_tracing()
-            or torch._C._functorch.peek_interpreter_stack() is not None
-            or torch._C._len_torch_dispatch_stack() > 0
-            or levels >= 0
-        ):
+        if self._is_transformed():
+            torch = self._torch
+            levels = self._forward_ad._current_level
             from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
             for name, x in named.items():
@@ -258,7 +295,7 @@ class Torch(Framework):
     def empty_out(self, q: Any, v: Any) -> Any:
         torch = self._torch
         if q.is_contiguous():
-            if q.shape[-1:] == v.shape[-1:]:
+            if q.ndim > 0 and v.ndim > 0 and q.shape[-1] == v.shape[-1]:
                 return torch.empty_like(q)  # half the time of torch.empty
             order: Sequence[int] = range(q.ndim)
         else:

@@ -132,15 +132,27 @@ def flash_attention(
     may not see has no effect on its result, even if it is NaN; what it sees propagates. A key that
     a bias of -inf hides is seen, with weight 0, and 0 * NaN is NaN; a mask hides it entirely.
     """
-    options = _options(causal, window, align, softmax_scale, softcap, layout)
-    options |= _choice(strategy, kernel)
+    options = _options(
+        causal, window, align, softmax_scale, softcap, layout, "auto", kernel, strategy
+    )
     _require_type("return_lse", return_lse, bool, "True or False")
-    extras = {"bias": bias, "mask": mask, "seqlens_k": seqlens_k}
-    framework = _common_framework({"q": q, "k": k, "v": v}, extras | {"out": out})
+    framework = framework_of("q", q)
+    if not _are_alike((q, k, v), (bias, mask, seqlens_k, out)):
+        optional = {"bias": bias, "mask": mask, "seqlens_k": seqlens_k, "out": out}
+        _require_framework(framework, {"q": q, "k": k, "v": v}, optional)
     q, k, v = framework.inputs(q, k, v)
     target = framework.empty_out(q, v) if out is None else framework.writable(out)
     lse = framework.empty_lse(q, layout) if return_lse else None
-    _forward(framework, q, k, v, target, lse, extras, options)
+    bias = _extra(framework, "bias", bias)
+    mask = _extra(framework, "mask", mask)
+    seqlens_k = _extra(framework, "seqlens_k", seqlens_k)
+    _fa101.forward(
+        *framework.arguments(q, k, v, target, lse, bias, mask, seqlens_k),
+        options,
+        framework.stream(q),
+        framework.allocator(q),
+        framework.num_threads(),
+    )
     if out is None:
         out = framework.result(target, q)
     else:
@@ -254,46 +266,24 @@ def flash_attention_with_kvcache(
 
     On CUDA pages need float16 or bfloat16, and a head_dim of at most 256.
     """
-    options = _options(causal, window, align, softmax_scale, softcap, layout)
     _require_type("return_lse", return_lse, bool, "True or False")
-    options["num_splits"] = _num_splits(num_splits)
-    cos, sin, interleaved = _rotary(rotary)
-    on_host = seqlens_k is None or isinstance(seqlens_k, (Integral, list, tuple))
-    extras = {"page_table": page_table, "cos": cos, "sin": sin}
-    if not on_host:
-        extras["seqlens_k"] = seqlens_k
-    framework = _common_framework(
-        {"q": q, "k_cache": k_cache, "v_cache": v_cache}, extras | {"k": k, "v": v, "out": out}
+    options = _options(
+        causal, window, align, softmax_scale, softcap, layout, num_splits, "auto", "auto"
     )
-    q, k_cache, v_cache, k, v = framework.cache_inputs(q, k_cache, v_cache, k, v)
-    extras = {name: framework.extra(name, x) for name, x in extras.items() if x is not None}
-    if on_host:
-        room = _room(k_cache, page_table, k, layout)
-        lengths = _lengths(seqlens_k, q.shape[0] if q.shape else 0, room)
-        if lengths is not None:
-            extras["seqlens_k"] = framework.int32(lengths, q)
-    elif (found := framework.host_range(extras["seqlens_k"])) is not None:
-        _require_room("seqlens_k", found, _room(k_cache, page_table, k, layout))
-
+    framework, arrays, interleaved = _cached_arrays(
+        q, k_cache, v_cache, k, v, seqlens_k, page_table, rotary, layout, out
+    )
+    q, k_cache, v_cache, k, v, *others = arrays
     target = framework.empty_out(q, v_cache) if out is None else framework.writable(out)
     lse = framework.empty_lse(q, layout) if return_lse else None
-    if cos is not None:
-        extras["q_rotated"] = framework.empty_out(q, q)
-    argument = framework.argument
+    q_rotated = None if rotary is None else framework.empty_out(q, q)
     _fa101.forward_with_kvcache(
-        argument(q),
-        argument(k_cache),
-        argument(v_cache),
-        argument(target),
-        None if lse is None else argument(lse),
-        k=None if k is None else argument(k),
-        v=None if v is None else argument(v),
-        **{name: argument(x) for name, x in extras.items()},
-        **options,
-        interleaved=interleaved,
-        stream=framework.stream(q),
-        allocate=framework.allocator(q),
-        num_threads=framework.num_threads(),
+        *framework.arguments(q, k_cache, v_cache, target, lse, k, v, *others, q_rotated),
+        interleaved,
+        options,
+        framework.stream(q),
+        framework.allocator(q),
+        framework.num_threads(),
     )
     if k is not None:
         framework.written(k_cache)
@@ -323,18 +313,57 @@ def plan(
     kernel: str = "auto",
 ) -> _fa101.Plan:
     """How flash_attention would run with these arguments: kernel, tile, workspace, and why."""
-    options = _options(causal, window, align, softmax_scale, softcap, layout)
-    options |= _choice(strategy, kernel)
-    extras = {"bias": bias, "mask": mask, "seqlens_k": seqlens_k}
-    framework = _common_framework({"q": q, "k": k, "v": v}, extras)
+    options = _options(
+        causal, window, align, softmax_scale, softcap, layout, "auto", kernel, strategy
+    )
+    framework = framework_of("q", q)
+    optional = {"bias": bias, "mask": mask, "seqlens_k": seqlens_k}
+    _require_framework(framework, {"q": q, "k": k, "v": v}, optional)
     q, k, v = framework.inputs(q, k, v)
-    arrays = [framework.argument(x) for x in (q, k, v, framework.empty_out(q, v))]
+    target = framework.empty_out(q, v)
+    bias = _extra(framework, "bias", bias)
+    mask = _extra(framework, "mask", mask)
+    seqlens_k = _extra(framework, "seqlens_k", seqlens_k)
     return _fa101.explain(
-        *arrays,
-        None,
-        **_arguments(framework, extras),
-        **options,
-        num_threads=framework.num_threads(),
+        *framework.arguments(q, k, v, target, None, bias, mask, seqlens_k),
+        options,
+        framework.num_threads(),
+    )
+
+
+def plan_with_kvcache(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    *,
+    k: Any = None,
+    v: Any = None,
+    seqlens_k: Any = None,
+    page_table: Any = None,
+    causal: bool = True,
+    align: str = "bottom_right",
+    window: tuple[int | None, int | None] | None = None,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    layout: str = "bshd",
+    num_splits: Any = "auto",
+    rotary: Any = None,
+) -> _fa101.Plan:
+    """How flash_attention_with_kvcache would run with these arguments. Writes nothing."""
+    options = _options(
+        causal, window, align, softmax_scale, softcap, layout, num_splits, "auto", "auto"
+    )
+    framework, arrays, interleaved = _cached_arrays(
+        q, k_cache, v_cache, k, v, seqlens_k, page_table, rotary, layout, None
+    )
+    q, k_cache, v_cache, k, v, *others = arrays
+    target = framework.empty_out(q, v_cache)
+    q_rotated = None if rotary is None else framework.empty_out(q, q)
+    return _fa101.explain_with_kvcache(
+        *framework.arguments(q, k_cache, v_cache, target, None, k, v, *others, q_rotated),
+        interleaved,
+        options,
+        framework.num_threads(),
     )
 
 
@@ -345,73 +374,86 @@ def explain(q: Any, k: Any, v: Any, **options: Any) -> _fa101.Plan:
     return answer
 
 
-def _forward(
-    framework: Framework,
+def explain_with_kvcache(q: Any, k_cache: Any, v_cache: Any, **options: Any) -> _fa101.Plan:
+    """plan_with_kvcache(), also printed."""
+    answer = plan_with_kvcache(q, k_cache, v_cache, **options)
+    print(answer, end="")
+    return answer
+
+
+def _cached_arrays(
     q: Any,
+    k_cache: Any,
+    v_cache: Any,
     k: Any,
     v: Any,
+    seqlens_k: Any,
+    page_table: Any,
+    rotary: Any,
+    layout: str,
     out: Any,
-    lse: Any,
-    extras: Mapping[str, Any],
-    options: Mapping[str, Any],
-) -> None:
-    """Writes into `out` and `lse`; everything above it only decides what they are."""
-    argument = framework.argument
-    _fa101.forward(
-        argument(q),
-        argument(k),
-        argument(v),
-        argument(out),
-        None if lse is None else argument(lse),
-        **_arguments(framework, extras),
-        **options,
-        stream=framework.stream(q),
-        allocate=framework.allocator(q),
-        num_threads=framework.num_threads(),
-    )
+) -> tuple[Framework, tuple[Any, ...], bool]:
+    """The framework of a call with a cache; q, k_cache, v_cache, k, v, seqlens_k, page_table, cos
+    and sin, checked and None where they are not there; and rotary's `interleaved`."""
+    cos, sin, interleaved = _rotary(rotary)
+    on_host = type(seqlens_k) is not type(q) and isinstance(seqlens_k, (Integral, list, tuple))
+    lengths = None if on_host else seqlens_k
+    framework = framework_of("q", q)
+    if not _are_alike((q, k_cache, v_cache), (page_table, cos, sin, lengths, k, v, out)):
+        optional = {"page_table": page_table, "cos": cos, "sin": sin, "seqlens_k": lengths}
+        optional |= {"k": k, "v": v, "out": out}
+        _require_framework(framework, {"q": q, "k_cache": k_cache, "v_cache": v_cache}, optional)
+    q, k_cache, v_cache, k, v = framework.cache_inputs(q, k_cache, v_cache, k, v)
+    page_table = _extra(framework, "page_table", page_table)
+    cos, sin = _extra(framework, "cos", cos), _extra(framework, "sin", sin)
+    if on_host:
+        room = _room(k_cache, page_table, k, layout)
+        batch = q.shape[0] if q.shape else 0
+        lengths = framework.int32(_lengths(seqlens_k, batch, room), q)
+    elif lengths is not None:
+        lengths = framework.extra("seqlens_k", lengths)
+        if (found := framework.host_range(lengths)) is not None:
+            _require_room("seqlens_k", found, _room(k_cache, page_table, k, layout))
+    return framework, (q, k_cache, v_cache, k, v, lengths, page_table, cos, sin), interleaved
 
 
-def _arguments(framework: Framework, extras: Mapping[str, Any]) -> dict[str, Any]:
-    """What the binding gets for those of the optional arrays that are there."""
-    return {
-        name: framework.argument(framework.extra(name, x))
-        for name, x in extras.items()
-        if x is not None
-    }
+def _extra(framework: Framework, name: str, x: Any) -> Any:
+    return None if x is None else framework.extra(name, x)
 
 
-def _options(
+def _options(causal: Any, window: Any, *others: Any) -> _fa101.Options:
+    """What a call asks besides its arrays, checked; what was asked before is found again."""
+    return _fa101.remember(_kept_options, _checked_options, causal, _window(window), *others)
+
+
+_kept_options: dict[Any, _fa101.Options] = {}
+
+
+def _checked_options(
     causal: Any,
-    window: Any,
+    bounds: tuple[int | None, int | None],
     align: Any,
     softmax_scale: Any,
     softcap: Any,
     layout: Any,
-) -> dict[str, Any]:
+    num_splits: Any,
+    kernel: Any,
+    strategy: Any,
+) -> _fa101.Options:
     _require_type("causal", causal, bool, "True or False")
-    _require_type("align", align, str, "a string")
-    _require_type("layout", layout, str, "a string")
+    for name, text in (
+        ("align", align), ("layout", layout), ("kernel", kernel), ("strategy", strategy)
+    ):  # fmt: skip
+        _require_type(name, text, str, "a string")
     if softmax_scale is not None:
         softmax_scale = _number("softmax_scale", softmax_scale, "a number or None")
     cap = _number("softcap", softcap, "a number (0: none)")
     if cap != 0 and not 1e-20 <= cap <= 1e20:
         raise ValueError(f"softcap is {softcap!r}; it must be 0 (none) or between 1e-20 and 1e20")
-    left, right = _window(window)
-    return {
-        "causal": causal,
-        "window_left": left,
-        "window_right": right,
-        "align": align,
-        "softmax_scale": softmax_scale,
-        "softcap": cap,
-        "layout": layout,
-    }
-
-
-def _choice(strategy: Any, kernel: Any) -> dict[str, str]:
-    _require_type("strategy", strategy, str, "a string")
-    _require_type("kernel", kernel, str, "a string")
-    return {"strategy": strategy, "kernel": kernel}
+    splits = _num_splits(num_splits)
+    return _fa101.Options(
+        causal, *bounds, align, softmax_scale, cap, layout, splits, kernel, strategy
+    )
 
 
 def _num_splits(value: Any) -> int:
@@ -460,10 +502,8 @@ def _room(k_cache: Any, page_table: Any, k: Any, layout: str) -> _Room | None:
     return _Room(pages * k_cache.shape[rows], 0 if k is None else k.shape[rows])
 
 
-def _lengths(seqlens_k: Any, batch: int, room: _Room | None) -> list[int] | None:
-    """seqlens_k from the host, checked, one for each batch entry; None: not given."""
-    if seqlens_k is None:
-        return None
+def _lengths(seqlens_k: Any, batch: int, room: _Room | None) -> list[int]:
+    """seqlens_k from the host, checked, one for each batch entry."""
     listed = seqlens_k if isinstance(seqlens_k, (list, tuple)) else [seqlens_k] * batch
     for length in listed:
         if isinstance(length, bool) or not isinstance(length, Integral):
@@ -524,17 +564,29 @@ def _window(window: Any) -> tuple[int | None, int | None]:
     return left, right
 
 
-def _common_framework(required: dict[str, Any], optional: Mapping[str, Any]) -> Framework:
-    """The framework that all arrays, q among them, come from; `optional` ones may be None."""
-    q = required["q"]
-    framework = framework_of("q", q)
+def _are_alike(required: tuple[Any, ...], optional: tuple[Any, ...]) -> bool:
+    """Whether all are of one type; `optional` ones may be None. False says nothing."""
+    kind = type(required[0])
+    for x in required:
+        if type(x) is not kind:
+            return False
+    for x in optional:  # noqa: SIM110, all() takes four times as long
+        if x is not None and type(x) is not kind:
+            return False
+    return True
+
+
+def _require_framework(
+    framework: Framework, required: Mapping[str, Any], optional: Mapping[str, Any]
+) -> None:
+    """That all arrays, q among them, come from it; `optional` ones may be None."""
     present = {name: x for name, x in optional.items() if x is not None}
-    for name, x in (required | present).items():
+    for name, x in {**required, **present}.items():
         if framework_of(name, x) is not framework:
             raise TypeError(
-                f"{name} is a {_kind(x)} but q is a {_kind(q)}; all arrays must be of one kind"
+                f"{name} is a {_kind(x)} but q is a {_kind(required['q'])}; "
+                "all arrays must be of one kind"
             )
-    return framework
 
 
 def _kind(x: Any) -> str:

@@ -333,6 +333,36 @@ TEST_CASE("lse must be a contiguous float32 (batch, heads, seqlen_q)") {
     CHECK(message<InvalidArgument>(a, {}, &lse) == "lse overlaps out in memory");
 }
 
+TEST_CASE("problems are equal where every field is") {
+    // A new field belongs into operator== and here.
+    static_assert(sizeof(Problem) == 128);
+    const Problem base;
+    CHECK(base == Problem{});
+    const auto differs = [&](auto Problem::* field, auto value) {
+        Problem other;
+        REQUIRE(other.*field != value);
+        other.*field = value;
+        return !(other == base) && other == other;
+    };
+    for (auto field :
+         {&Problem::batch, &Problem::num_heads, &Problem::num_heads_kv, &Problem::seqlen_q,
+          &Problem::seqlen_k, &Problem::head_dim, &Problem::head_dim_v, &Problem::mask_left,
+          &Problem::mask_right, &Problem::seqlen_new, &Problem::page_size, &Problem::num_splits}) {
+        CHECK(differs(field, int64_t{7}));
+    }
+    for (auto field : {&Problem::has_bias, &Problem::has_mask, &Problem::has_seqlens_k,
+                       &Problem::diagonal_follows_seqlens_k, &Problem::aligned16, &Problem::tma}) {
+        CHECK(differs(field, true));
+    }
+    for (auto field :
+         {&Problem::dtype_q, &Problem::dtype_kv, &Problem::dtype_o, &Problem::dtype_bias}) {
+        CHECK(differs(field, DType::kFloat16));
+    }
+    CHECK(differs(&Problem::device, DeviceType::kCuda));
+    CHECK(differs(&Problem::softmax_scale, 0.5f));
+    CHECK(differs(&Problem::softcap, 0.5f));
+}
+
 TEST_CASE("scales: 0, negative and tiny are legal, non-finite is not") {
     Options options;
     for (float scale : {0.0f, -1.5f, 1e-38f}) {

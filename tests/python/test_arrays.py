@@ -14,14 +14,13 @@ from fa101.testing import assert_attention, to_float64
 from helpers import on, qkv, run_python
 
 FORWARD = {
-    "causal": False,
-    "align": "top_left",
-    "softmax_scale": None,
-    "layout": "bhsd",
-    "kernel": "auto",
-    "strategy": "auto",
+    "bias": None,
+    "mask": None,
+    "seqlens_k": None,
+    "options": _fa101.Options(),
     "stream": 0,
     "allocate": lambda nbytes: np.empty(nbytes, np.uint8),
+    "num_threads": 0,
 }
 
 
@@ -501,7 +500,7 @@ def test_workspace_comes_from_the_caller():
         asked.clear()
         needed = fa101.plan(q, k, v, **on(kernel)).workspace_bytes
         out = torch.full_like(q, torch.nan)
-        options = {**FORWARD, "kernel": kernel, "allocate": allocate}
+        options = {**FORWARD, "options": _fa101.Options(kernel=kernel), "allocate": allocate}
         _fa101.forward(q, k, v, out, None, **options)
         assert_attention(out, q, k, v)
         assert asked == ([needed + 255] if needed else [])
@@ -510,6 +509,77 @@ def test_workspace_comes_from_the_caller():
                 _fa101.forward(q, k, v, out, None, **{**options, "allocate": None})
             with pytest.raises(MemoryError):
                 _fa101.forward(q, k, v, out, None, **{**options, "allocate": raise_memory_error})
+
+
+def test_plans_are_kept_for_equal_calls_alone():
+    """More shapes in turns than are kept; then the same shape asking something else."""
+    shapes = [(1, heads, rows, rows, 8) for heads in (1, 2, 3, 4) for rows in (3, 33, 65)]
+    calls = [qkv(*shape) for shape in shapes]
+    for _ in range(2):
+        for q, k, v in calls:
+            assert_attention(fa101.flash_attention(q, k, v), q, k, v)
+    q, k, v = calls[-1]
+    lengths = torch.tensor([7], dtype=torch.int32)
+    for options in ({"causal": True}, {"window": (2, 2)}, {"kernel": "cpu_naive"}, {}):
+        assert_attention(fa101.flash_attention(q, k, v, **options), q, k, v, **{
+            name: value for name, value in options.items() if name != "kernel"
+        })  # fmt: skip
+    shorter = fa101.flash_attention(q, k, v, seqlens_k=lengths)
+    assert_attention(shorter, q, k[:, :, :7], v[:, :, :7])
+    for _ in range(2):
+        with pytest.raises(ValueError, match="kernel 'sm90' does not fit"):
+            fa101.flash_attention(q, k, v, kernel="sm90")
+
+
+def test_a_callback_may_call_again():
+    """A plan is not lost while the allocator's own calls are planned."""
+    q, k, v = qkv(1, 2, 33, 33, 16)
+
+    def allocate(nbytes):
+        for rows in range(1, 12):
+            raw(*qkv(1, 1, rows, rows, 8))
+        return np.empty(nbytes, np.uint8)
+
+    out = torch.full_like(q, torch.nan)
+    options = {"options": _fa101.Options(kernel="cpu_fa1"), "allocate": allocate}
+    assert fa101.plan(q, k, v, kernel="cpu_fa1").workspace_bytes > 0
+    _fa101.forward(q, k, v, out, None, **{**FORWARD, **options})
+    assert_attention(out, q, k, v)
+
+
+def test_remember():
+    """Equal and of one type is the same; who cannot be hashed is asked again; it does not grow."""
+    kept, asked = {}, []
+
+    def make(*arguments):
+        asked.append(arguments)
+        if arguments == ("wrong",):
+            raise TypeError("that is wrong")
+        return object()
+
+    first = _fa101.remember(kept, make, 1, "a")
+    assert _fa101.remember(kept, make, 1, "a") is first
+    assert _fa101.remember(kept, make, True, "a") is not first
+    assert _fa101.remember(kept, make, 1.0, "a") is not first
+    assert len(kept) == len(asked) == 3
+    for _ in range(2):
+        _fa101.remember(kept, make, [])
+        with pytest.raises(TypeError, match="that is wrong"):
+            _fa101.remember(kept, make, "wrong")
+    assert len(kept) == 3
+    assert len(asked) == 7
+    for number in range(1000):
+        _fa101.remember(kept, make, number)
+    assert 0 < len(kept) <= 256
+
+
+def test_kept_options_are_no_leak():
+    """Nothing is printed when the process ends."""
+    program = (
+        "import torch, fa101; x = torch.ones(1, 1, 2, 4); fa101.flash_attention(x, x, x); "
+        "fa101.plan(x, x, x)"
+    )
+    run_python(program, quiet=True)
 
 
 def raise_memory_error(nbytes):

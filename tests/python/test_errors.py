@@ -57,6 +57,37 @@ def test_options(option, value, error, words):
             fa101.plan(q, k, v, **{option: value})
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ({"causal": True}, {"causal": 1}),
+        ({"softcap": 1.0}, {"softcap": True}),
+        ({"softmax_scale": 1}, {"softmax_scale": True}),
+        ({"window": (1, 0)}, {"window": (True, False)}),
+    ],
+)
+def test_options_seen_before(right, wrong):
+    """What is equal to an option that was right is not right for that."""
+    q, k, v = qkv(1, 1, 2, 2, 4)
+    for _ in range(2):
+        fa101.flash_attention(q, k, v, **right)
+        with pytest.raises(TypeError, match=f"{next(iter(wrong))} is"):
+            fa101.flash_attention(q, k, v, **wrong)
+
+
+class Unhashable(float):
+    __hash__ = None
+
+
+def test_options_need_not_be_hashable():
+    q, k, v = qkv(1, 1, 3, 3, 4)
+    expected = fa101.flash_attention(q, k, v, softmax_scale=0.25, window=(1, 0))
+    out = fa101.flash_attention(q, k, v, softmax_scale=Unhashable(0.25), window=[1, 0])
+    assert torch.equal(out, expected)
+    with pytest.raises(TypeError, match=r"align is \[\]; it must be a string"):
+        fa101.flash_attention(q, k, v, align=[])
+
+
 def optional_arrays():
     """Name, array and what is wrong with it, for q of (2, 4, 3, 8) and k of (2, 2, 5, 8)."""
     full = torch.zeros(2, 4, 3, 5)

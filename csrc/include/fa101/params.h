@@ -116,6 +116,7 @@ struct Problem {
     int64_t group_size() const { return num_heads_kv > 0 ? num_heads / num_heads_kv : 1; }
     // Nothing to write: no kernel is launched.
     bool is_empty() const { return batch == 0 || num_heads == 0 || seqlen_q == 0; }
+    FA101_EXPORT bool operator==(const Problem& other) const;
     // (query, key) pairs within the bounds, summed over batch and heads.
     FA101_EXPORT int64_t visible_pairs() const;
 };
