@@ -108,6 +108,7 @@ def measure(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[s
     guard = runner.Guard(
         max_seconds=args.max_seconds or (0.5 if on_gpu else 5.0),
         budget=(0.15 if on_gpu else 1.5) / (3 if args.quick else 1),
+        batches=(14 if args.quick else 40) if args.suite == "host" else 0,
     )
     if not on_gpu:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -128,6 +129,8 @@ def measure(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[s
     ):
         timer = timing.make_timer(device)
         document["ceilings"] = timing.ceilings(timer, {case.dtype for case in cases})
+        if args.suite == "host":
+            timer = timing.HostTimer(device)
         for case in progress.track(cases, description=args.suite):
             if not on_terminal:
                 print(case.label, file=sys.stderr, flush=True)

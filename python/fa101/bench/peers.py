@@ -78,6 +78,8 @@ def fa101_contenders(device_type: str, suite: str) -> dict[str, Contender]:
     if suite == "splits":
         counts: list[int | str] = ["auto", 1, 2, 4, 8, 16, 32, 64, 128]
         return {contender.name: contender for contender in map(fa101_splits, counts)}
+    if suite == "host":
+        return {contender.name: contender for contender in fa101_calls()}
     kernels = [kernel for kernel in fa101.kernels() if kernel["device"] == device_type]
     names = [kernel["name"] for kernel in kernels]
     if suite == "auto":
@@ -86,6 +88,44 @@ def fa101_contenders(device_type: str, suite: str) -> dict[str, Contender]:
     if suite == "decode":
         contenders |= {f"paged-{size}": fa101_paged(size) for size in (16, 64)}
     return contenders
+
+
+def fa101_calls() -> list[Contender]:
+    """What users call, as plainly as they can: the planner chooses."""
+    import fa101
+
+    def attention(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Call:
+        return lambda: fa101.flash_attention(q, k, v, causal=case.causal, align="bottom_right")
+
+    def attention_out(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Call:
+        out = torch.full_like(q, float("nan"))
+        return lambda: fa101.flash_attention(
+            q, k, v, causal=case.causal, align="bottom_right", out=out
+        )
+
+    def cached(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Call:
+        lengths = torch.full((case.batch,), case.seqlen_k, dtype=torch.int32, device=q.device)
+        return lambda: fa101.flash_attention_with_kvcache(
+            q, k, v, seqlens_k=lengths, causal=case.causal
+        )
+
+    def append(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Call:
+        before = case.seqlen_k - 1
+        lengths = torch.full((case.batch,), before, dtype=torch.int32, device=q.device)
+        last = [x[:, before:].clone() for x in (k, v)]
+        k, v = (x.clone() for x in (k, v))
+        for x in (k, v):
+            x[:, before:] = float("nan")  # where the new key goes
+        return lambda: fa101.flash_attention_with_kvcache(
+            q, k, v, k=last[0], v=last[1], seqlens_k=lengths, causal=case.causal
+        )
+
+    return [
+        Contender("flash_attention", attention, is_peer=False),
+        Contender("flash_attention out=", attention_out, is_peer=False),
+        Contender("with_kvcache", cached, layout="bshd", is_peer=False),
+        Contender("with_kvcache k, v", append, layout="bshd", is_peer=False),
+    ]
 
 
 def fa101_splits(num_splits: int | str) -> Contender:

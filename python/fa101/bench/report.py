@@ -120,6 +120,17 @@ def _both_ways(result: dict[str, Any]) -> str:
     return " / ".join(shown)
 
 
+def host(document: Document) -> tuple[list[str], list[list[str]]]:
+    """A line for a contender, a column for a case: us of the host for a call."""
+    rows = document["rows"]
+    lines = []
+    for name in contenders(document):
+        results = [find(row, name) for row in rows]
+        done = [f"{1e3 * r['median_ms']:.1f}" if r.get("status") == "ok" else "-" for r in results]
+        lines.append([name, *done])
+    return ["us of the host for a call", *(row["name"] for row in rows)], lines
+
+
 def plans(document: Document) -> tuple[list[str], list[list[str]]]:
     """A line for a case: what "auto" chose, beside the fastest of all that could have been."""
     lines = []
@@ -178,19 +189,20 @@ def show(document: Document) -> None:
     if not console.is_terminal:
         console = Console(width=250)
     judges_plans = document["suite"] in ("auto", "splits")
+    is_host = document["suite"] == "host"
     by_graph = any("plain_read" in row for row in document["rows"])
-    view = plans if judges_plans else decode if by_graph else matrix
+    view = plans if judges_plans else host if is_host else decode if by_graph else matrix
     header, lines = view(document)
     unit = f": ms ({rate_unit(document)})" if view is matrix else ""
     table = Table(title=document["suite"] + unit)
     for name in header:
-        is_text = name in header[: 1 if view is decode else 3]
+        is_text = name in header[: 1 if view in (decode, host) else 3]
         table.add_column(name, justify="left" if is_text else "right", no_wrap=is_text)
     for line in lines:
         table.add_row(*(cell.replace("FAILED", "[bold red]FAILED[/]") for cell in line))
     console.print(table)
     console.print(f"{caption(document)}. {ceilings(document)}.", highlight=False)
-    if not judges_plans:
+    if view in (matrix, decode):
         most = "of a plain read of the cache" if by_graph else "of what torch reaches"
         console.print(
             "The last columns are about the fastest of fa101: its speed over the fastest peer's, "

@@ -52,6 +52,7 @@ class Guard:
 
     max_seconds: float  # of one call
     budget: float  # seconds of timing for a contender in a row
+    batches: int = 0  # how often a HostTimer's batch is measured
     rates: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def admit(self, contender: Contender, case: Case) -> None:
@@ -68,6 +69,8 @@ class Guard:
             self.rates[key] = max(self.rates.get(key, 0.0), case.flops / seconds)
 
     def repeats(self, seconds: float, flush_us: float) -> int:
+        if self.batches:
+            return self.batches
         in_budget = int(self.budget / (seconds + 1e-6 * flush_us))
         return max(3 if seconds > 0.05 else 7, min(200, in_budget))
 

@@ -144,6 +144,12 @@ def _auto() -> Iterator[Case]:
             yield Case(f"d{head_dim} chunk of 64 s4096", 1, 8, 64, 4096, head_dim, dtype, True)
 
 
+def _host() -> Iterator[Case]:
+    """So small that a GPU is done before the host has enqueued the next call."""
+    yield Case("prefill b1 s64", 1, 8, 64, 64, 64, "bfloat16", causal=True)
+    yield Case("decode b1 s128", 1, 8, 1, 128, 128, "bfloat16")
+
+
 def _splits() -> Iterator[Case]:
     """Where to search for the best number of splits."""
     for batch in (1, 2, 4, 8, 16, 32):
@@ -163,6 +169,7 @@ SUITES: dict[str, tuple[Case, ...]] = {
     "large-d": tuple(_large_d()),
     "fp32": tuple(_sixteen_k_tokens((64, 128), (1024, 4096), "float32")),
     "auto": tuple(_auto()),
+    "host": tuple(_host()),
     "cpu": tuple(_cpu()),
 }
 

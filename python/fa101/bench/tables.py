@@ -11,6 +11,7 @@ FILTER ("d128 causal"). VIEW is one of
     matrix   a line for a case, a column for a contender: ms (rate)
     masks    the same, with the rates of full / causal in one cell
     decode   a line for a case, a column for a contender: us by graph replay (GB/s) / eager
+    host     a line for a contender, a column for a case: us of the host for a call
     plans    a line for a case: what "auto" takes, beside the fastest of all (suite auto)
     sources  what the two projects fa101 grew out of print for a shape, beside ours
     plot     a picture, drawn into the file that the first FILTER names, relative to the page
@@ -66,6 +67,10 @@ def decode(document: Document, results: Path) -> list[str]:
     return markdown(*report.decode(document))
 
 
+def host(document: Document, results: Path) -> list[str]:
+    return markdown(*report.host(document))
+
+
 def plans(document: Document, results: Path) -> list[str]:
     return markdown(*report.plans(document))
 
@@ -115,7 +120,7 @@ def sources(document: Document, results: Path) -> list[str]:
 
 
 VIEWS: dict[str, Callable[[Document, Path], list[str]]] = {
-    view.__name__: view for view in (ladder, matrix, masks, decode, plans, sources)
+    view.__name__: view for view in (ladder, matrix, masks, decode, host, plans, sources)
 }
 
 

@@ -1,5 +1,5 @@
 """The clocks: device events on a GPU, around calls or replays of a CUDA graph, the wall clock on a
-CPU; cold caches on both."""
+CPU; cold caches on both. And the wall clock of the host that enqueues."""
 
 from __future__ import annotations
 
@@ -181,6 +181,48 @@ class CpuStopwatch:
             begin = time.perf_counter()
             self._call()
             times.append(1e3 * (time.perf_counter() - begin))
+        return times
+
+
+class HostTimer:
+    """What a call costs the host: the wall clock of many, enqueued one after the other. Each batch
+    begins with an idle device and fits into the driver's queue of about a thousand launches, so
+    that the host never waits for the device."""
+
+    CALLS = 250  # of up to four launches
+
+    flush_us = 0.0
+    l2_bytes = 0
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def watch(self, call: Call) -> HostStopwatch:
+        return HostStopwatch(self, call)
+
+    def capture(self, calls: list[Call]) -> GraphStopwatch:
+        raise RuntimeError("the host's time is measured of eager calls")
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+class HostStopwatch:
+    def __init__(self, timer: HostTimer, call: Call) -> None:
+        self.host_us = 0.0
+        self._timer = timer
+        self._call = call
+
+    def measure(self, repeats: int) -> list[float]:
+        times = []
+        for _ in range(repeats):
+            self._timer.synchronize()
+            begin = time.perf_counter()
+            for _ in range(HostTimer.CALLS):
+                self._call()
+            times.append(1e3 * (time.perf_counter() - begin) / HostTimer.CALLS)
+        self._timer.synchronize()
         return times
 
 
