@@ -666,7 +666,11 @@ NB_MODULE(_fa101, m) {
         .def_prop_ro("workspace_bytes", [](const Explained& e) { return e.plan.workspace_bytes; })
         .def_prop_ro("reason", [](const Explained& e) { return e.plan.reason; })
         .def("__str__", [](const Explained& e) { return e.text; })
-        .def("__repr__", [](const Explained& e) { return e.text; });
+        // One line: explain() has printed the text where a prompt shows what it returned.
+        .def("__repr__", [](const Explained& e) {
+            return std::string("<fa101 Plan: ") + e.plan.kernel + ", " + name_of(e.plan.strategy) +
+                   ", " + std::to_string(e.plan.num_splits) + " split(s)>";
+        });
 
     nb::class_<Asked>(m, "Options", "What a call asks besides its arrays.")
         .def(nb::init<bool, std::optional<int64_t>, std::optional<int64_t>, const std::string&,

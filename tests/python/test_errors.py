@@ -267,10 +267,38 @@ def test_plan_and_explain(capsys):
     assert plan.block_n > 0
     explained = fa101.explain(q, k, v, causal=True)
     text = capsys.readouterr().out
-    assert text == str(explained) == repr(explained) == str(plan)
+    assert text == str(explained) == str(plan)
+    assert repr(explained) == "<fa101 Plan: cpu_fa2, split_q, 1 split(s)>"
     for word in ("cpu_fa2", "split_q", "tile", "splits", "workspace", "why", plan.reason):
         assert word in text
     assert "asked for by name" in str(fa101.plan(q, k, v, kernel="cpu_naive"))
+
+
+def test_plan_and_explain_with_kvcache(capsys):
+    """Of an appending call over pages; nothing is written, and what is wrong is named."""
+    q, new = torch.ones(2, 1, 4, 8), torch.ones(2, 1, 2, 8)
+    cache = torch.zeros(6, 16, 2, 8)
+    call = {
+        "k": new, "v": new, "seqlens_k": torch.tensor([3, 31], dtype=torch.int32),
+        "page_table": torch.tensor([[0, 1], [4, 5]], dtype=torch.int32),
+    }  # fmt: skip
+    plan = fa101.plan_with_kvcache(q, cache, cache.clone(), **call)
+    assert capsys.readouterr().out == ""
+    assert not cache.any()
+    explained = fa101.explain_with_kvcache(q, cache, cache.clone(), **call)
+    text = capsys.readouterr().out
+    assert text == str(explained) == str(plan)
+    for words in ("seqlen 1 x 32", "heads 4 (2 for k and v)", "seqlens_k, pages of 16", "cpu_fa2"):
+        assert words in text
+    rotary = (torch.ones(32, 4), torch.zeros(32, 4), False)
+    assert fa101.plan_with_kvcache(q, cache, cache.clone(), **call, rotary=rotary)
+    for change, error, words in (
+        ({"v": None}, ValueError, "k and v must both be there"),
+        ({"seqlens_k": [3, 32]}, ValueError, "seqlens_k has 32; it must be from 0 to 31"),
+        ({"num_splits": 0}, ValueError, "num_splits is 0"),
+    ):
+        with pytest.raises(error, match=words):
+            fa101.plan_with_kvcache(q, cache, cache.clone(), **{**call, **change})
 
 
 def test_info():

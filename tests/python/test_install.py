@@ -99,7 +99,7 @@ def test_typed():
     for name, value in vars(_fa101).items():
         if callable(value):
             assert f"def {name}(" in stub or f"class {name}" in stub
-    for name in ("flash_attention", "plan", "explain"):
+    for name in ("flash_attention", "plan", "explain", "plan_with_kvcache", "explain_with_kvcache"):
         function = getattr(functional, name)
         assert getattr(fa101, name) is function
         assert function.__doc__
