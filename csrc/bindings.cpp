@@ -326,6 +326,7 @@ struct CachedCall {
         const TensorView q_view = view_of(q_array, "q");
         const TensorView k_cache_view = view_of(k_cache_array, "k_cache");
         const TensorView v_cache_view = view_of(v_cache_array, "v_cache");
+        const TensorView out_view = view_of(out_array, "out");
         device = q_view.device;
 
         Options options = asked.options;
@@ -342,6 +343,7 @@ struct CachedCall {
             if (rotated_array.get() != nullptr) {
                 append_options.q = &q_view, append_options.q_rotated = rotated_array.get();
             }
+            append_options.out = &out_view, append_options.lse = lse_array.get();
             append_options.queries_advance =
                 options.causal || options.window_left || options.window_right;
             new_keys = make_append_params(*k_array.get(), *v_array.get(), k_cache_view,
@@ -350,7 +352,7 @@ struct CachedCall {
         }
         const TensorView* const rotated = rotated_array.get();
         params = make_params(rotated != nullptr ? *rotated : q_view, k_cache_view, v_cache_view,
-                             view_of(out_array, "out"), lse_array.get(), options);
+                             out_view, lse_array.get(), options);
     }
 
     bool appends;

@@ -633,6 +633,15 @@ AppendParams make_append_params(const TensorView& k, const TensorView& v, const 
             }
         }
     }
+    for (const Named& output : {Named{"out", options.out}, {"lse", options.lse}}) {
+        if (output.view == nullptr) continue;
+        for (const Named& input : inputs) {
+            if (input.view != nullptr && share_memory(*output.view, *input.view)) {
+                throw InvalidArgument(std::string(output.name) + " overlaps " + input.name +
+                                      " in memory; an output must be no input of the call");
+            }
+        }
+    }
     if (share_memory(k_cache, v_cache)) {
         throw InvalidArgument("v_cache overlaps k_cache in memory; both are written");
     }

@@ -64,6 +64,11 @@ def _inverse(order: Sequence[int]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
 
 
+def _counts_elements(x: Any) -> bool:
+    """Whether a NumPy array's strides are whole elements, as DLPack's are."""
+    return all(stride % x.itemsize == 0 for stride in x.strides)
+
+
 def _lse_shape(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
     """(batch, heads, seqlen_q). A q that has not 4 axes is refused further down."""
     return (shape[0], shape[2], shape[1]) if layout == "bshd" and len(shape) == 4 else shape[:3]
@@ -353,7 +358,8 @@ class Numpy(Framework):
     def cache_inputs(
         self, q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any
     ) -> tuple[Any, Any, Any, Any, Any]:
-        k_cache, v_cache = self._cache("k_cache", k_cache), self._cache("v_cache", v_cache)
+        for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+            self._require_elements(name, self._cache(name, cache))
         k = None if k is None else self._input("k", k)
         v = None if v is None else self._input("v", v)
         return self._input("q", q), k_cache, v_cache, k, v
@@ -371,8 +377,15 @@ class Numpy(Framework):
     def extra(self, name: str, x: Any) -> Any:
         self._require_plain(name, x)
         super().extra(name, x)
-        readable = all(stride % x.itemsize == 0 for stride in x.strides)
-        return x if x.flags.aligned and readable else x.copy(order="C")
+        return x if x.flags.aligned and _counts_elements(x) else x.copy(order="C")
+
+    def _require_elements(self, name: str, x: Any) -> None:
+        """Of what is used where it is: a field of a structured array, say, may have other steps."""
+        if not _counts_elements(x):
+            raise ValueError(
+                f"{name} has strides of {x.strides} bytes; to be used in place they must be "
+                f"multiples of {x.itemsize}, the size of its elements"
+            )
 
     def _require_plain(self, name: str, x: Any) -> None:
         if isinstance(x, self._xp.ma.MaskedArray):
@@ -384,6 +397,7 @@ class Numpy(Framework):
 
     def writable(self, out: Any) -> Any:
         self._require_plain("out", out)
+        self._require_elements("out", out)
         return out
 
     def empty_out(self, q: Any, v: Any) -> Any:

@@ -433,6 +433,14 @@ TEST_CASE("what append refuses, it names") {
     part.shape[1] = 3;
     CHECK(refusal(part, a.k_cache.view(), a.v_cache.view()) ==
           "k_cache overlaps k in memory; it is written while the other is read");
+    const TensorView v = a.v.view();
+    for (const auto& [output, name] :
+         {std::pair{&AppendOptions::out, "out"}, {&AppendOptions::lse, "lse"}}) {
+        options.*output = &v;
+        CHECK(refusal(a.k.view(), a.k_cache.view(), a.v_cache.view()) ==
+              std::string(name) + " overlaps v in memory; an output must be no input of the call");
+        options.*output = nullptr;
+    }
     TensorView same = a.k_cache.view();
     same.shape[3] = 8;
     CHECK(refusal(a.k.view(), a.k_cache.view(), same) ==

@@ -616,6 +616,36 @@ def test_out_overlaps():
     with pytest.raises(ValueError, match="out overlaps q in memory"):
         flash_attention_with_kvcache(q, cache, cache.clone(), out=q)
 
+    memory = torch.zeros(2, 1, 4, 8)
+    cos = torch.zeros(16, 4)
+    call = {"k": q.clone(), "v": q.clone(), "seqlens_k": 3, "rotary": (cos, cos.clone(), False)}
+    for name in ("k", "v", "cos", "sin", "q"):
+        arguments = {"q": q, **call}
+        if name in ("cos", "sin"):
+            turned = memory.view(16, 4)
+            rotary = (turned, cos, False) if name == "cos" else (cos, turned, False)
+            arguments["rotary"] = rotary
+        else:
+            arguments[name] = memory
+        before = memory.clone()
+        with pytest.raises(ValueError, match=f"out overlaps {name} in memory"):
+            flash_attention_with_kvcache(
+                k_cache=cache, v_cache=cache.clone(), out=memory, **arguments
+            )
+        assert torch.equal(memory, before)
+    assert not cache.any()
+
+
+@pytest.mark.parametrize("name", ["k_cache", "v_cache", "out"])
+def test_numpy_steps_of_what_is_used_in_place(name):
+    """A field of a structured array: its steps are no multiples of its elements' size."""
+    cache = np.zeros((1, 16, 2, 8), np.float32)
+    arguments = {"q": cache[:, :1].copy(), "k_cache": cache, "v_cache": cache.copy()}
+    record = np.dtype([("x", np.float32, 8), ("tag", np.int16)])
+    arguments[name] = np.zeros(arguments.get(name, arguments["q"]).shape[:3], record)["x"]
+    with pytest.raises(ValueError, match=rf"{name} has strides of \(\d+, .*multiples of 4"):
+        flash_attention_with_kvcache(**arguments)
+
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_out(device):

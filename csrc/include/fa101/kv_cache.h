@@ -38,6 +38,9 @@ struct AppendOptions {
     // are at seqlens_k. Past the last position of cos they stay there.
     const TensorView *q = nullptr, *q_rotated = nullptr;
     bool queries_advance = true;
+
+    // What the attention that follows writes: none of the above may be in that memory.
+    const TensorView *out = nullptr, *lse = nullptr;
 };
 
 // Rows on their way: (batch, heads, rows) of head_dim contiguous elements. Strides count elements.
