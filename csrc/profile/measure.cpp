@@ -121,6 +121,14 @@ double Workload::flops() const {
            static_cast<double>(p.head_dim + p.head_dim_v);
 }
 
+double Workload::bytes() const {
+    const Problem& p = params.problem;
+    const double queries = static_cast<double>(p.num_heads) * static_cast<double>(p.seqlen_q);
+    const double keys = static_cast<double>(p.num_heads_kv) * static_cast<double>(p.seqlen_k);
+    return static_cast<double>(p.batch) * (queries + keys) *
+           static_cast<double>((p.head_dim + p.head_dim_v) * size_of(p.dtype_q));
+}
+
 const char* name_of(Status status) {
     switch (status) {
         case Status::kPassed:
@@ -185,6 +193,7 @@ Row profile_kernel(Backend& backend, const std::string& kernel, Workload& worklo
         }
         summarize(row);
         row.tflops = workload.flops() / row.median / 1e12;
+        row.gbytes_per_s = workload.bytes() / row.median / 1e9;
         const double peak = backend.peak(problem.dtype_q).flops;
         row.peak_share = peak > 0 ? 1e12 * row.tflops / peak : 0;
     } catch (const OutOfMemory& error) {

@@ -21,6 +21,7 @@ struct Workload {
     Workload(Backend& backend, const Sizes& sizes, DType dtype, const Arguments& args);
 
     double flops() const;  // of the visible (query, key) pairs only
+    double bytes() const;  // of q, k, v and o, each once: the least traffic
 
     Buffer q, k, v, o;
     Params params;
@@ -44,7 +45,8 @@ struct Row {
     double median = 0, lower_quartile = 0, upper_quartile = 0;
     double naive_median = 0;  // of the first rung on the same problem; 0 when unknown
     double tflops = 0;
-    double peak_share = 0;  // of Backend::peak; 0 when that is unknown
+    double gbytes_per_s = 0;  // of that least traffic
+    double peak_share = 0;    // of Backend::peak; 0 when that is unknown
 };
 
 // Shows what is going on where someone is watching; only on a terminal.

@@ -80,6 +80,7 @@ Json json_of(const Row& row) {
     json["upper_quartile_seconds"] = row.upper_quartile;
     json["speed_up"] = known(speed_up(row));
     json["tflops"] = row.tflops;
+    json["gbytes_per_s"] = row.gbytes_per_s;
     json["peak_share"] = known(row.peak_share);
     json["seconds"] = row.seconds;
     return json;
@@ -183,8 +184,9 @@ void Report::begin(const Sizes& sizes, const Workload* workload) {
     }
     problem["rows"] = Json::array();
     json_["problems"].push_back(std::move(problem));
-    std::printf("\n\n%-12s %-9s %9s %11s %11s %8s %9s %9s %8s\n", "kernel", "check", "max error",
-                "naive ms", "latency ms", "spread", "speed-up", "TFLOP/s", "of peak");
+    std::printf("\n\n%-12s %-9s %9s %11s %11s %8s %9s %9s %8s %8s\n", "kernel", "check",
+                "max error", "naive ms", "latency ms", "spread", "speed-up", "TFLOP/s", "of peak",
+                "GB/s");
     std::fflush(stdout);
 }
 
@@ -197,10 +199,10 @@ void Report::add(const Row& row) {
         const std::string factor = row.naive_median > 0 ? digits(speed_up(row)) + "x" : "-";
         const std::string share = row.peak_share > 0 ? format("%.1f%%", 100 * row.peak_share) : "-";
         const double spread = (row.upper_quartile - row.lower_quartile) / row.median;
-        std::printf("%-12s %-9s %9s %11s %11s %7.1f%% %9s %9s %8s\n", row.kernel.c_str(),
+        std::printf("%-12s %-9s %9s %11s %11s %7.1f%% %9s %9s %8s %8s\n", row.kernel.c_str(),
                     name_of(row.status), error.c_str(), digits(1e3 * row.naive_median).c_str(),
                     digits(1e3 * row.median).c_str(), 100 * spread, factor.c_str(),
-                    digits(row.tflops).c_str(), share.c_str());
+                    digits(row.tflops).c_str(), share.c_str(), digits(row.gbytes_per_s).c_str());
     } else {
         std::printf("%-12s %s: %s\n", row.kernel.c_str(), name_of(row.status), row.reason.c_str());
     }
@@ -235,6 +237,7 @@ void Report::add_to_csv(const Row& row) {
         {"runs", std::to_string(row.seconds.size())},
         {"speed_up", number(speed_up(row))},
         {"tflops", number(row.tflops)},
+        {"gbytes_per_s", number(row.gbytes_per_s)},
         {"peak_share", number(row.peak_share)},
         {"reason", row.reason},
     };

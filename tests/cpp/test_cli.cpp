@@ -171,6 +171,7 @@ TEST_CASE("a small run on the CPU: table, JSON and CSV") {
     CHECK(contains(outcome.out,
                    "problem  batch 1, heads 4 (2 kv), seq-len 19, dim 16, float32, causal"));
     CHECK_FALSE(contains(outcome.out, "FAILED"));
+    CHECK(contains(outcome.out, "of peak     GB/s"));
 
     const std::vector<std::string> kernels = kernels_of(fa101::DeviceType::kCpu);
     const nlohmann::json json = nlohmann::json::parse(read(json_file));
@@ -192,6 +193,9 @@ TEST_CASE("a small run on the CPU: table, JSON and CSV") {
         CHECK(row["status"] == "passed");
         CHECK(row["check"]["max_error"] <= row["check"]["tolerance"]);
         CHECK(row["seconds"].size() == 3);
+        const double bytes = 4.0 * 16 * 19 * (2 * 4 + 2 * 2);  // q and o, k and v
+        const double seconds = row["median_seconds"];
+        CHECK(row["gbytes_per_s"] == doctest::Approx(1e-9 * bytes / seconds));
         CHECK(row["naive_seconds"] == problem["rows"][0]["median_seconds"]);
     }
 
@@ -201,6 +205,7 @@ TEST_CASE("a small run on the CPU: table, JSON and CSV") {
     REQUIRE(lines.size() == 1 + kernels.size());
     const auto commas = [](const std::string& s) { return std::count(s.begin(), s.end(), ','); };
     CHECK(lines[0].rfind("fa101,device,dtype,batch,", 0) == 0);
+    CHECK(contains(lines[0], ",tflops,gbytes_per_s,"));
     for (size_t i = 0; i < kernels.size(); ++i) {
         CHECK(contains(lines[1 + i], "," + kernels[i] + ",passed,"));
         CHECK(commas(lines[1 + i]) >= commas(lines[0]));
