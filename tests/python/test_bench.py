@@ -739,6 +739,40 @@ class TestCommand:
         assert exit_.value.code == 2
         assert message in capsys.readouterr().err
 
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            (None, "No such file"),
+            ("not json", "Expecting value"),
+            ('{"rows": []}', "is no result that --json stored"),
+            ("[1]", "is no result that --json stored"),
+            (b"\xff\xfe", "can't decode"),
+        ],
+    )
+    def test_what_cannot_be_loaded_is_named(self, text, message, tmp_path, capsys):
+        stored = tmp_path / "stored.json"
+        if text is not None:
+            stored.write_bytes(text if isinstance(text, bytes) else text.encode())
+        with pytest.raises(SystemExit) as exit_:
+            main(["--load", str(stored)])
+        assert exit_.value.code == 2
+        assert f"--load {stored}: " in (shown := capsys.readouterr().err)
+        assert message in shown
+
+    @pytest.mark.parametrize(
+        ("name", "message"), [("a.nonsense", "nonsense"), ("file/a.svg", "file")]
+    )
+    def test_what_cannot_be_drawn_is_named(self, name, message, tmp_path, capsys):
+        stored = tmp_path / "stored.json"
+        report.save(stored_document(), stored)
+        (tmp_path / "file").write_text("")
+        drawn = tmp_path / name
+        with pytest.raises(SystemExit) as exit_:
+            main(["--load", str(stored), "--plot", str(drawn)])
+        assert exit_.value.code == 2
+        assert f"--plot {drawn}: " in (shown := capsys.readouterr().err)
+        assert message in shown
+
     def test_a_gpu_suite_without_a_gpu_says_what_to_do(self, monkeypatch, capsys):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         with pytest.raises(SystemExit):

@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         from . import report
 
-        document = report.load(args.load) if args.load else measure(parser, args)
+        document = load(parser, args.load) if args.load else measure(parser, args)
     except ModuleNotFoundError as error:
         package = str(error.name).split(".")[0]
         print(f"fa101.bench needs {package}: pip install 'fa101[bench]'", file=sys.stderr)
@@ -71,7 +71,10 @@ def main(argv: list[str] | None = None) -> int:
         report.save(document, args.json)
     report.show(document)
     if args.plot:
-        report.plot(document, args.plot)
+        try:
+            report.plot(document, args.plot)
+        except (OSError, ValueError) as error:  # a folder that is none, a format that is unknown
+            parser.error(f"--plot {args.plot}: {error}")
     return 1 if any(is_bad(row) for row in document["rows"]) else 0
 
 
@@ -79,6 +82,15 @@ def is_bad(row: dict[str, Any]) -> bool:
     """A kernel of fa101 is wrong, or the GPU stopped answering."""
     ours = {**row, "results": [r for r in row["results"] if not r["is_peer"]]}
     return is_lost(row) or any(part.get("status") == "failed" for _, part in parts(ours))
+
+
+def load(parser: argparse.ArgumentParser, path: Path) -> dict[str, Any]:
+    from . import report
+
+    try:
+        return report.load(path)
+    except (OSError, ValueError) as error:
+        parser.error(f"--load {path}: {error}")
 
 
 def measure(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, Any]:

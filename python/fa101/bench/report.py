@@ -24,7 +24,11 @@ def save(document: Document, path: Path) -> None:
 
 
 def load(path: Path) -> Document:
+    """Raises OSError or ValueError where that is no stored result."""
     document: Document = json.loads(path.read_text())
+    needed = {"suite", "device", "rows", "absent", "ceilings", "date"}
+    if not isinstance(document, dict) or not needed <= set(document):
+        raise ValueError(f"{path} is no result that --json stored")
     return document
 
 
