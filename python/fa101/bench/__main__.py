@@ -59,6 +59,8 @@ def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Nam
 
 def main(argv: list[str] | None = None) -> int:
     parser, args = parse(argv)
+    if args.plot and args.plot.suffix not in (".svg", ".png", ".pdf"):
+        parser.error(f"--plot {args.plot}: it must end in .svg, .png or .pdf")
     try:
         from . import report
 
@@ -73,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.plot:
         try:
             report.plot(document, args.plot)
-        except (OSError, ValueError) as error:  # a folder that is none, a format that is unknown
+        except OSError as error:
             parser.error(f"--plot {args.plot}: {error}")
     return 1 if any(is_bad(row) for row in document["rows"]) else 0
 
@@ -120,7 +122,7 @@ def measure(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[s
     guard = runner.Guard(
         max_seconds=args.max_seconds or (0.5 if on_gpu else 5.0),
         budget=(0.15 if on_gpu else 1.5) / (3 if args.quick else 1),
-        batches=(14 if args.quick else 40) if args.suite == "host" else 0,
+        batches=(34 if args.quick else 100) if args.suite == "host" else 0,
     )
     if not on_gpu:
         torch.set_num_threads(len(os.sched_getaffinity(0)))

@@ -161,7 +161,10 @@ def shuffled_pages(
     pages of all sequences, one after the other."""
     if case.seqlen_k % page_size:
         raise UnfitError(f"{case.seqlen_k} keys are no whole pages of {page_size}")
-    table = torch.randperm(case.batch * case.seqlen_k // page_size, device=k.device)
+    # Not torch's own generator, which a capture that failed leaves unusable.
+    generator = torch.Generator(k.device).manual_seed(0)
+    count = case.batch * case.seqlen_k // page_size
+    table = torch.randperm(count, generator=generator, device=k.device)
 
     def pages(x: Tensor) -> Tensor:
         rows = x.reshape(-1, page_size, *x.shape[2:])

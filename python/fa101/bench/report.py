@@ -26,10 +26,17 @@ def save(document: Document, path: Path) -> None:
 def load(path: Path) -> Document:
     """Raises OSError or ValueError where that is no stored result."""
     document: Document = json.loads(path.read_text())
-    needed = {"suite", "device", "rows", "absent", "ceilings", "date"}
-    if not isinstance(document, dict) or not needed <= set(document):
-        raise ValueError(f"{path} is no result that --json stored")
+    if not _is_stored(
+        document, {"suite", "device", "rows", "absent", "ceilings", "date"}
+    ) or not all(
+        _is_stored(row, {"name", "label", "seqlen_q", "results"}) for row in document["rows"]
+    ):
+        raise ValueError("it is no result that --json stored")
     return document
+
+
+def _is_stored(part: Any, names: set[str]) -> bool:
+    return isinstance(part, dict) and names <= set(part)
 
 
 def contenders(document: Document, status: str = "ok") -> list[str]:

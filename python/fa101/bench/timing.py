@@ -113,7 +113,8 @@ class CudaGraphStopwatch:
         self._graph = torch.cuda.CUDAGraph()
         first: Exception | None = None
         try:
-            with torch.cuda.graph(self._graph):
+            # A capture that fails leaves its stream as the current one; the outer context does not.
+            with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(self._graph):
                 try:
                     for call in calls:
                         self.outputs.append(call())
@@ -189,7 +190,7 @@ class HostTimer:
     begins with an idle device and fits into the driver's queue of about a thousand launches, so
     that the host never waits for the device."""
 
-    CALLS = 250  # of up to four launches
+    CALLS = 100  # of up to ten launches
 
     flush_us = 0.0
     l2_bytes = 0
