@@ -92,6 +92,7 @@
 
 #include <fa101/params.h>
 
+#include "common/divider.h"
 #include "common/mask.h"
 #include "common/online_softmax.h"
 #include "cute/logits.cuh"
@@ -117,10 +118,12 @@ struct KernelParams {
     CUtensorMap q_map, k_map, v_map;  // (head_dim, seqlen, heads, batch)
     Tensors t;
     Mask mask;
-    int seqlen_q, num_heads, group_size, head_dim, head_dim_v;
-    int num_m_blocks, num_batch_heads, num_tiles;
-    int section_heads;  // heads whose tiles are mixed, so that their K and V stay in L2
-    int* next_tile;     // the counter of tiles handed out; null: they are dealt out in turn
+    int seqlen_q, group_size, head_dim, head_dim_v;
+    Divider num_heads;
+    // Sections are of heads whose tiles are mixed, so that their K and V stay in L2.
+    int num_m_blocks, num_tiles, num_sections;
+    Divider section_tiles, section_heads, last_section_heads;
+    int* next_tile;  // the counter of tiles handed out; null: they are dealt out in turn
     // Logits are used as s' = logit_factor * (q . k), and softmax_scale_log2 * s' is what exp2
     // gets. The factor is 1, so that nothing is multiplied, but for a negative scale (-1: the
     // largest s' must be the largest logit) and for 0 (0, with a scale of 1: -inf * 0 would be
@@ -129,22 +132,18 @@ struct KernelParams {
     bool has_softcap;
 };
 
-// Which queries: row block and (batch, head). Tiles are numbered section by section, and in a
-// section row block by row block from the last, which is the longest when causal.
-struct TileCoord {
-    int m_block, bidh, bidb;
-
-    __device__ TileCoord(const KernelParams& p, int tile) {
-        const int section = tile / (p.section_heads * p.num_m_blocks);
-        const int first_head = section * p.section_heads;
-        const int rest = tile - first_head * p.num_m_blocks;
-        const int heads = min(p.section_heads, p.num_batch_heads - first_head);
-        m_block = p.num_m_blocks - 1 - rest / heads;
-        const int head = first_head + rest % heads;
-        bidb = head / p.num_heads;
-        bidh = head % p.num_heads;
-    }
-};
+// Tiles are numbered section by section, and in a section row block by row block from the last,
+// which is the longest when causal.
+template <int kBlockM>
+__device__ TileInfo tile_info(const KernelParams& p, int tile) {
+    if (tile >= p.num_tiles) return {-1};
+    const int section = p.section_tiles.quotient(tile);
+    const int rest = p.section_tiles.remainder(tile);
+    const Divider& heads = section < p.num_sections - 1 ? p.section_heads : p.last_section_heads;
+    const int m_begin = (p.num_m_blocks - 1 - heads.quotient(rest)) * kBlockM;
+    const int head = section * p.section_heads.divisor + heads.remainder(rest);
+    return {m_begin, p.num_heads.remainder(head), p.num_heads.quotient(head)};
+}
 
 // A place in a ring of slots, and the parity of the round.
 template <int kSlots>
@@ -171,6 +170,16 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
         memcpy(&word, &pair, 4);
     }
     return word;
+}
+
+// Not 0 where one of the two floats in a word is NaN or inf, all exponent bits set: adding the
+// lowest of them carries into the sign bit.
+template <class Element>
+__device__ __forceinline__ uint32_t nonfinite(uint32_t word) {
+    constexpr bool kHalf = std::is_same_v<Element, cutlass::half_t>;
+    constexpr uint32_t kExponent = kHalf ? 0x7c007c00u : 0x7f807f80u;
+    constexpr uint32_t kLowest = kHalf ? 0x04000400u : 0x00800080u;
+    return ((word & kExponent) + kLowest) & 0x80008000u;
 }
 
 // Enqueues C (+)= A B for the group, without waiting.
@@ -208,12 +217,15 @@ __device__ __forceinline__ float quad_sum(float x) {
 // The online softmax of a thread's two rows. The state of common/online_softmax.h works with any
 // reference close to the maximum: row_max follows it lazily, when a logit exceeds it by more than
 // kSlack powers of two. Until then O needs no rescaling, and P stays below 2^kSlack, so the float32
-// sums lose nothing. (FlashAttention-4 skips rescaling the same way.)
+// sums lose nothing. (FlashAttention-4 skips rescaling the same way.) And until then nobody needs
+// the maximum itself: each thread looks at its own logits, and one vote replaces the shuffles.
 struct OnlineSoftmax {
-    static constexpr float kSlack = 8.0f;
+    static constexpr float kSlack = 8.0f, kFar = 64.0f;
 
     float scale_log2;
     float row_max[2], row_sum[2];  // the sums are this thread's share until the end
+    float scores_scale[2];         // what O has to be multiplied with
+    bool moves;                    // whether it has to, for some row of the warp
 
     __device__ explicit OnlineSoftmax(float scale_log2)
         : scale_log2(scale_log2), row_max{-INFINITY, -INFINITY}, row_sum{0, 0} {}
@@ -222,45 +234,137 @@ struct OnlineSoftmax {
         return -safe_row_max(row_max[r]) * scale_log2;
     }
 
-    // S becomes P = 2^(scale_log2 * (s - row_max)), in float32; `scores_scale` is what O has to be
-    // multiplied with.
+    __device__ __forceinline__ bool exceeds(float x, int r) const {
+        return (x - row_max[r]) * scale_log2 > kSlack;
+    }
+
     template <class AccS>
-    __device__ __forceinline__ void step(AccS& s, float (&scores_scale)[2]) {
-        using namespace cute;
+    __device__ __forceinline__ static void find_max(const AccS& s, float (&max_here)[2]) {
         float part[4];  // even and odd elements apart: shorter chains
         CUTE_UNROLL
         for (int i = 0; i < 4; ++i) part[i] = s(i);
         CUTE_UNROLL
-        for (int i = 4; i < size(s); ++i) part[i % 4] = fmaxf(part[i % 4], s(i));
+        for (int i = 4; i < cute::size(s); ++i) part[i % 4] = fmaxf(part[i % 4], s(i));
+        max_here[0] = fmaxf(part[0], part[1]);
+        max_here[1] = fmaxf(part[2], part[3]);
+    }
 
-        CUTE_UNROLL
-        for (int r = 0; r < 2; ++r) {
-            const float new_max = fmaxf(row_max[r], quad_max(fmaxf(part[2 * r], part[2 * r + 1])));
-            const bool moves = (new_max - row_max[r]) * scale_log2 > kSlack;
-            scores_scale[r] =
-                moves ? exp2_approx((row_max[r] - safe_row_max(new_max)) * scale_log2) : 1.0f;
-            row_max[r] = moves ? new_max : row_max[r];
-            row_sum[r] *= scores_scale[r];
-        }
-
+    // S becomes P = 2^(scale_log2 * (s - row_max)), in float32.
+    template <class AccS>
+    __device__ __forceinline__ void exponentiate(AccS& s, float (&sum)[2]) const {
         const float offsets[2] = {offset(0), offset(1)};
         CUTE_UNROLL
-        for (int i = 0; i < size(s); ++i) {
+        for (int i = 0; i < cute::size(s); ++i) {
             s(i) = exp2_approx(fmaf(s(i), scale_log2, offsets[row_of(i)]));
         }
-
+        float part[4];
         CUTE_UNROLL
         for (int i = 0; i < 4; ++i) part[i] = s(i);
         CUTE_UNROLL
-        for (int i = 4; i < size(s); ++i) part[i % 4] += s(i);
-        row_sum[0] += part[0] + part[1];
-        row_sum[1] += part[2] + part[3];
+        for (int i = 4; i < cute::size(s); ++i) part[i % 4] += s(i);
+        sum[0] = part[0] + part[1];
+        sum[1] = part[2] + part[3];
+    }
+
+    // One step: row_max, P and row_sum.
+    template <class AccS>
+    __device__ __forceinline__ void step(AccS& s) {
+        float max_here[2], sum[2];
+        find_max(s, max_here);
+        moves = __any_sync(~0u, exceeds(max_here[0], 0) || exceeds(max_here[1], 1));
+        if (moves) {
+            CUTE_UNROLL
+            for (int r = 0; r < 2; ++r) {
+                const float new_max = quad_max(max_here[r]);
+                scores_scale[r] = 1.0f;
+                if (exceeds(new_max, r)) {
+                    scores_scale[r] =
+                        exp2_approx((row_max[r] - safe_row_max(new_max)) * scale_log2);
+                    row_max[r] = new_max;
+                    row_sum[r] *= scores_scale[r];
+                }
+            }
+        }
+        exponentiate(s, sum);
+        CUTE_UNROLL
+        for (int r = 0; r < 2; ++r) row_sum[r] += sum[r];
+    }
+
+    // The same, but P is on its way, with the old row_max, while logits are still compared with it.
+    // If row_max moves after all, P is rescaled as O is. False where it moves so far that P has
+    // lost bits: then nothing but S has changed, and what S was is gone.
+    template <class AccS>
+    __device__ __forceinline__ bool guess(AccS& s) {
+        float max_here[2], sum[2];
+        find_max(s, max_here);
+        exponentiate(s, sum);
+        moves = __any_sync(~0u, exceeds(max_here[0], 0) || exceeds(max_here[1], 1));
+        if (moves) {
+            float new_max[2], distance[2];
+            CUTE_UNROLL
+            for (int r = 0; r < 2; ++r) {
+                const float x = quad_max(max_here[r]);
+                new_max[r] = exceeds(x, r) ? x : row_max[r];
+                distance[r] = exceeds(x, r) ? fmaf(x, scale_log2, offset(r)) : 0.0f;
+            }
+            if (__any_sync(~0u, fabsf(distance[0]) > kFar || fabsf(distance[1]) > kFar)) {
+                return false;
+            }
+            CUTE_UNROLL
+            for (int r = 0; r < 2; ++r) {
+                scores_scale[r] = exp2_approx(-distance[r]);
+                row_max[r] = new_max[r];
+                row_sum[r] *= scores_scale[r];
+                sum[r] *= scores_scale[r];
+            }
+            CUTE_UNROLL
+            for (int i = 0; i < cute::size(s); ++i) s(i) *= scores_scale[row_of(i)];
+        }
+        CUTE_UNROLL
+        for (int r = 0; r < 2; ++r) row_sum[r] += sum[r];
+        return true;
     }
 };
 
+// S of this warp's 16 rows once more, from the tiles of Q and K in shared memory, by lesson 3's
+// mma.sync: a warp can do that alone, and finds its results where wgmma puts them.
+template <class Traits, class AccS>
+__device__ __forceinline__ void recompute(const typename Traits::Element* q,
+                                          const typename Traits::Element* k, AccS& s) {
+    using Mma = std::conditional_t<std::is_same_v<typename Traits::Element, cutlass::half_t>,
+                                   cute::SM80_16x8x16_F32F16F16F32_TN,
+                                   cute::SM80_16x8x16_F32BF16BF16F32_TN>;
+    constexpr int kBox = Traits::kBox, kChunks = kBox / 8;  // of 16 bytes, as TMA has swizzled them
+    const int lane = threadIdx.x % 32;
+    const int row = lane / 4, swizzle = kBox == 64 ? row : row / 2;
+    const auto word = [&](const auto* tile, int tile_rows, int row, int chunk) {
+        const int at = chunk / kChunks * tile_rows * kBox + row * kBox +
+                       8 * (chunk % kChunks ^ swizzle) + 2 * (lane % 4);
+        return *reinterpret_cast<const uint32_t*>(tile + at);
+    };
+    CUTE_UNROLL
+    for (int i = 0; i < cute::size(s); ++i) s(i) = 0;
+#pragma unroll 1
+    for (int chunk = 0; chunk < Traits::kHeadDim / 8; chunk += 2) {
+        uint32_t a[4];
+        CUTE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+            const int q_row = threadIdx.x / 32 % 4 * 16 + row + 8 * (i % 2);
+            a[i] = word(q, Traits::kGroupM, q_row, chunk + i / 2);
+        }
+        CUTE_UNROLL
+        for (int n = 0; n < Traits::kBlockN / 8; ++n) {
+            const uint32_t b0 = word(k, Traits::kBlockN, 8 * n + row, chunk);
+            const uint32_t b1 = word(k, Traits::kBlockN, 8 * n + row, chunk + 1);
+            Mma::fma(s(4 * n), s(4 * n + 1), s(4 * n + 2), s(4 * n + 3), a[0], a[1], a[2], a[3], b0,
+                     b1, s(4 * n), s(4 * n + 1), s(4 * n + 2), s(4 * n + 3));
+            asm volatile("" ::: "memory");  // loads in advance would take registers
+        }
+    }
+}
+
 template <class AccO>
 __device__ __forceinline__ void rescale(AccO& o, const float (&scores_scale)[2]) {
-    if (__all_sync(~0u, scores_scale[0] == 1.0f && scores_scale[1] == 1.0f)) return;
     CUTE_UNROLL
     for (int i = 0; i < cute::size(o); ++i) o(i) *= scores_scale[row_of(i)];
 }
@@ -287,20 +391,19 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&word)[4]) {
 // O of one row, touching only the keys it sees, by one warp: a lane has every 32nd column. The
 // maximum and the sum of the row are known, and right: they never meet V.
 template <class Traits>
-__device__ __forceinline__ void redo_row(const KernelParams& p, const TileCoord& coord, int row,
-                                         int key_end, float offset, float inverse) {
+__device__ __forceinline__ void redo_row(const KernelParams& p, const TileInfo& tile, int row,
+                                         int key_begin, int key_end, float offset, float inverse) {
     using Element = typename Traits::Element;
     const Tensors& t = p.t;
-    const int head_kv = coord.bidh / p.group_size;
-    const auto* q = static_cast<const Element*>(t.q_ptr) + coord.bidb * t.q_batch_stride +
-                    coord.bidh * t.q_head_stride + row * t.q_row_stride;
-    const int key_begin = Traits::kHasExtras ? p.mask.key_begin(row) : 0;
-    const auto* k = static_cast<const Element*>(t.k_ptr) + coord.bidb * t.k_batch_stride +
+    const int head_kv = tile.bidh / p.group_size;
+    const auto* q = static_cast<const Element*>(t.q_ptr) + tile.bidb * t.q_batch_stride +
+                    tile.bidh * t.q_head_stride + row * t.q_row_stride;
+    const auto* k = static_cast<const Element*>(t.k_ptr) + tile.bidb * t.k_batch_stride +
                     head_kv * t.k_head_stride + key_begin * t.k_row_stride;
-    const auto* v = static_cast<const Element*>(t.v_ptr) + coord.bidb * t.v_batch_stride +
+    const auto* v = static_cast<const Element*>(t.v_ptr) + tile.bidb * t.v_batch_stride +
                     head_kv * t.v_head_stride + key_begin * t.v_row_stride;
-    auto* o = static_cast<Element*>(t.o_ptr) + coord.bidb * t.o_batch_stride +
-              coord.bidh * t.o_head_stride + row * t.o_row_stride;
+    auto* o = static_cast<Element*>(t.o_ptr) + tile.bidb * t.o_batch_stride +
+              tile.bidh * t.o_head_stride + row * t.o_row_stride;
     const int lane = threadIdx.x % 32;
     constexpr int kColumns = Traits::kHeadDimV / 32;
     float acc[kColumns] = {};
@@ -343,7 +446,10 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
     constexpr bool kHasExtras = Traits::kHasExtras;
 
     extern __shared__ __align__(1024) unsigned char smem[];
-    auto& storage = *reinterpret_cast<typename Traits::SharedStorage*>(smem);
+    // Through a shuffle, or the compiler would ask for the address anew in every step, and wait.
+    const size_t base = __shfl_sync(~0u, cast_smem_ptr_to_uint(smem), 0);
+    auto& storage =
+        *reinterpret_cast<typename Traits::SharedStorage*>(__cvta_shared_to_generic(base));
 
     if (threadIdx.x == 0) {
         // The first loads would wait for the maps themselves.
@@ -357,31 +463,51 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         for (int s = 0; s < kStages; ++s) {
             storage.k_full[s].init(1);
             storage.v_full[s].init(1);
-            storage.tile_full[s].init(1);
             storage.k_empty[s].init(4 * kGroups);
             storage.v_empty[s].init(4 * kGroups);
-            storage.tile_empty[s].init(4 * kGroups);
         }
+        storage.tile_full.init(1);
+        storage.tile_empty.init(4 * kGroups + 1);
         cutlass::arch::fence_barrier_init();
     }
     __syncthreads();
 
     // Key blocks of a tile: it visits first + n for n = count - 1 ... 0; none if count <= 0.
-    const auto first_block_of = [&](int m_block) {
-        return kHasExtras ? p.mask.n_block_begin(m_block * kBlockM, kBlockN) : 0;
+    const auto first_block_of = [](const TileMask& mask) {
+        return kHasExtras ? mask.key_begin(0) / kBlockN : 0;
     };
-    const auto num_blocks_of = [&](int m_block) {
-        return p.mask.n_block_end(min((m_block + 1) * kBlockM, p.seqlen_q), kBlockN) -
-               first_block_of(m_block);
+    const auto num_blocks_of = [&](const TileMask& mask, int m_begin) {
+        const int last_row = min(kBlockM, p.seqlen_q - m_begin) - 1;
+        return ceil_div(mask.key_end(last_row), kBlockN) - first_block_of(mask);
     };
 
     const int warpgroup = cutlass::canonical_warp_group_idx();
-    RingPosition<kStages> tile_ring;
+    RingPosition<1> tile_ring;
+    const auto await_tile = [&] {
+        storage.tile_full.wait(tile_ring.parity);
+        tile_ring.advance();
+        return storage.tile;
+    };
     if (warpgroup == 0) {
-        // ---- Producer: one thread ----
+        // One thread of a warp hands out tiles, one of another loads them.
         cutlass::arch::warpgroup_reg_dealloc<Traits::kProducerRegisters>();
-        if (cutlass::canonical_warp_idx_sync() != 0 || !elect_one_sync()) return;
+        const int warp = cutlass::canonical_warp_idx_sync();
+        if (warp > 1 || !elect_one_sync()) return;
 
+        if (warp == 1) {
+            // ---- Scheduler ----
+            for (int number = blockIdx.x;;) {
+                const TileInfo tile = tile_info<kBlockM>(p, number);
+                storage.tile = tile;
+                storage.tile_full.arrive();
+                if (tile.m_begin < 0) return;
+                storage.tile_empty.wait(tile_ring.parity);
+                tile_ring.advance();
+                number = gridDim.x + (p.next_tile != nullptr ? atomicAdd(p.next_tile, 1) : number);
+            }
+        }
+
+        // ---- Producer ----
         constexpr uint64_t kReadOnce = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_FIRST);
         constexpr uint64_t kReadOften = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);
         // `rows` of one tile into shared memory, a box of columns at a time.
@@ -398,48 +524,46 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         RingPosition<kStages> k_ring, v_ring;
         RingPosition<1> q_ring;
 
-        for (int tile = blockIdx.x; tile < p.num_tiles;) {
-            const TileCoord coord(p, tile);
-            const int head_kv = coord.bidh / p.group_size;
-            const int first_block = first_block_of(coord.m_block);
+        for (;;) {
+            const TileInfo tile = await_tile();
+            if (tile.m_begin < 0) return;
+
+            const int head_kv = tile.bidh / p.group_size;
+            const TileMask mask = p.mask.tile(tile.m_begin, kBlockM);
+            const int first_block = first_block_of(mask);
             const auto load_k = [&](int n_block) {
                 storage.k_empty[k_ring.slot].wait(k_ring.parity ^ 1);
                 load(p.k_map, storage.k_full[k_ring.slot], kReadOften, storage.k[k_ring.slot],
                      kBlockN, Traits::kHeadDim, (first_block + n_block) * kBlockN, head_kv,
-                     coord.bidb);
+                     tile.bidb);
                 k_ring.advance();
             };
             const auto load_v = [&](int n_block) {
                 storage.v_empty[v_ring.slot].wait(v_ring.parity ^ 1);
                 load(p.v_map, storage.v_full[v_ring.slot], kReadOften, storage.v[v_ring.slot],
                      kBlockN, Traits::kHeadDimV, (first_block + n_block) * kBlockN, head_kv,
-                     coord.bidb);
+                     tile.bidb);
                 v_ring.advance();
             };
 
-            int n_block = num_blocks_of(coord.m_block) - 1;
+            int n_block = num_blocks_of(mask, tile.m_begin) - 1;
             const bool sees_keys = n_block >= 0;
             if (sees_keys) {
                 load_k(n_block);
                 for (int g = 0; g < kGroups; ++g) {
                     storage.q_empty[g].wait(q_ring.parity ^ 1);
                     load(p.q_map, storage.q_full[g], kReadOnce, storage.q[g], kGroupM,
-                         Traits::kHeadDim, coord.m_block * kBlockM + g * kGroupM, coord.bidh,
-                         coord.bidb);
+                         Traits::kHeadDim, tile.m_begin + g * kGroupM, tile.bidh, tile.bidb);
                 }
                 q_ring.advance();
+#pragma unroll 1  // it has few registers
                 for (; n_block > 0; --n_block) {
                     load_k(n_block - 1);
                     load_v(n_block);
                 }
             }
-            // As late as still hides the counter's latency, under the last load.
-            tile = gridDim.x + (p.next_tile != nullptr ? atomicAdd(p.next_tile, 1) : tile);
+            storage.tile_empty.arrive();
             if (sees_keys) load_v(0);
-            storage.tile_empty[tile_ring.slot].wait(tile_ring.parity ^ 1);
-            storage.tile[tile_ring.slot] = tile;
-            storage.tile_full[tile_ring.slot].arrive();
-            tile_ring.advance();
         }
     } else {
         // ---- Consumers ----
@@ -481,24 +605,30 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         RingPosition<kStages> k_ring, v_ring;
         RingPosition<1> q_ring;
 
-        for (int tile = blockIdx.x; tile < p.num_tiles;) {
-            const TileCoord coord(p, tile);
-            const int m_begin = coord.m_block * kBlockM + group * kGroupM;
-            const int row = m_begin + thread / 32 * 16 + lane / 4;  // and row + 8
-            const int key_end[2] = {p.mask.key_end(row), p.mask.key_end(row + 8)};
+        for (;;) {
+            const TileInfo tile = await_tile();
+            __syncwarp();
+            release(storage.tile_empty);
+            if (tile.m_begin < 0) return;
+
+            const TileMask mask = p.mask.tile(tile.m_begin, kBlockM);
+            const int group_row = group * kGroupM;  // rows count from the tile's first
+            const int row = group_row + thread / 32 * 16 + lane / 4;  // and row + 8
+            // Worked out where they are needed: registers are short.
+            const auto key_end = [&](int r) { return mask.key_end(row + 8 * r); };
+            const auto key_begin = [&](int r) {
+                return kHasExtras ? mask.key_begin(row + 8 * r) : 0;
+            };
             // Blocks from first_block on; whole for all rows of the group: [full_begin, full_end).
-            const int first_block = first_block_of(coord.m_block);
+            const int first_block = first_block_of(mask);
+            const int last_row = min(group_row + kGroupM, p.seqlen_q - tile.m_begin) - 1;
             const int full_begin =
-                p.mask.n_block_full_begin(min(m_begin + kGroupM, p.seqlen_q), kBlockN) -
-                first_block;
-            const int full_end = p.mask.n_block_full_end(m_begin, kBlockN) - first_block;
-            int n_block = num_blocks_of(coord.m_block) - 1;
-            const int keys_loaded =
-                min((first_block + n_block + 1) * kBlockN, static_cast<int>(p.mask.seqlen_k));
+                kHasExtras ? ceil_div(mask.key_begin(last_row), kBlockN) - first_block : 0;
+            const int full_end = mask.key_end(group_row) / kBlockN - first_block;
+            const int num_blocks = num_blocks_of(mask, tile.m_begin);
+            int n_block = num_blocks - 1;
 
             OnlineSoftmax softmax(p.softmax_scale_log2);
-            float scores_scale[2];
-            clear(acc_o);
 
             const auto await_k = [&] { storage.k_full[k_ring.slot].wait(k_ring.parity); };
             const auto issue_qk = [&] {
@@ -509,9 +639,11 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 warpgroup_fence_operand(rP);
                 issue_product<true>(mma_pv, rP, tOrVt(_, _, _, v_ring.slot), acc_o);
             };
-            const auto finish_qk = [&](auto in_flight) {  // S of n_block has come: give K back
+            const auto finish_qk = [&](auto in_flight) {
                 warpgroup_wait<decltype(in_flight)::value>();
                 warpgroup_fence_operand(acc_s);
+            };
+            const auto release_k = [&] {
                 release(storage.k_empty[k_ring.slot]);
                 k_ring.advance();
                 if (n_block == 0) release(storage.q_empty[group]);
@@ -523,7 +655,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 release(storage.v_empty[v_ring.slot]);
                 v_ring.advance();
             };
-            const auto softmax_step = [&] {
+            const auto finish_logits = [&] {  // scale, softcap, mask
                 if (p.logit_factor != 1.0f) {
                     CUTE_UNROLL
                     for (int i = 0; i < size(acc_s); ++i) acc_s(i) *= p.logit_factor;
@@ -542,24 +674,44 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 }
                 if (n_block >= full_end) {
                     const int first_key = (first_block + n_block) * kBlockN + 2 * (lane % 4);
+                    const int end[2] = {key_end(0) - first_key, key_end(1) - first_key};
                     CUTE_UNROLL
                     for (int i = 0; i < size(acc_s); ++i) {
-                        if (8 * (i / 4) + i % 2 >= key_end[row_of(i)] - first_key) {
+                        if (8 * (i / 4) + i % 2 >= end[row_of(i)]) {
                             acc_s(i) = -INFINITY;
                         }
                     }
                 }
                 if (kHasExtras && n_block < full_begin) {
                     const int first_key = (first_block + n_block) * kBlockN + 2 * (lane % 4);
-                    const int key_begin[2] = {p.mask.key_begin(row), p.mask.key_begin(row + 8)};
                     CUTE_UNROLL
                     for (int i = 0; i < size(acc_s); ++i) {
-                        if (8 * (i / 4) + i % 2 < key_begin[row_of(i)] - first_key) {
+                        if (8 * (i / 4) + i % 2 < key_begin(row_of(i)) - first_key) {
                             acc_s(i) = -INFINITY;
                         }
                     }
                 }
-                softmax.step(acc_s, scores_scale);
+            };
+            const auto first_softmax = [&] {
+                release_k();
+                finish_logits();
+                softmax.step(acc_s);
+                softmax.moves = false;  // O is empty
+            };
+            const auto next_softmax = [&] {
+                if constexpr (Traits::kGuesses) {
+                    finish_logits();
+                    if (!softmax.guess(acc_s)) {
+                        recompute<Traits>(storage.q[group], storage.k[k_ring.slot], acc_s);
+                        finish_logits();
+                        softmax.step(acc_s);
+                    }
+                    release_k();
+                } else {
+                    release_k();
+                    finish_logits();
+                    softmax.step(acc_s);
+                }
             };
             const auto convert_p = [&] {
                 CUTE_UNROLL
@@ -571,101 +723,122 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
             if (n_block >= 0) {
                 storage.q_full[group].wait(q_ring.parity);
                 q_ring.advance();
-                // O is rescaled while a product runs: Q K^T of this group or, in turns, those of
-                // another.
                 await_k();
                 issue_qk();
+                clear(acc_o);
                 finish_qk(Int<0>{});
-                softmax_step();
+                first_softmax();
                 convert_p();
                 if (n_block > 0) await_k();
+                // O is rescaled while a product runs: Q K^T of this group or, in turns, those of
+                // another.
                 for (--n_block; n_block >= 0; --n_block) {
                     take_turn();
                     issue_qk();
-                    if constexpr (!Traits::kTakesTurns) rescale(acc_o, scores_scale);
+                    if (!Traits::kTakesTurns && softmax.moves) rescale(acc_o, softmax.scores_scale);
                     issue_pv();
                     pass_turn();
                     finish_qk(Int<1>{});
-                    softmax_step();
+                    next_softmax();
                     // The wait for the next K stands here because it is a branch: the assembler
                     // would move the wait for P V, which nothing above depends on, up over the
                     // softmax that is to run under P V.
                     warpgroup_fence_operand(acc_s);
                     if (n_block > 0) await_k();
                     finish_pv();
-                    if constexpr (Traits::kTakesTurns) rescale(acc_o, scores_scale);
+                    if (Traits::kTakesTurns && softmax.moves) rescale(acc_o, softmax.scores_scale);
                     convert_p();
                 }
-                if constexpr (!Traits::kTakesTurns) rescale(acc_o, scores_scale);
+                if (!Traits::kTakesTurns && softmax.moves) rescale(acc_o, softmax.scores_scale);
                 issue_pv();
                 finish_pv();
+            } else {
+                clear(acc_o);
             }
 
-            // ---- Epilogue: O / row_sum, 16 bytes a thread, from registers ----
-            auto* o_ptr = static_cast<Element*>(p.t.o_ptr) + coord.bidb * p.t.o_batch_stride +
-                          coord.bidh * p.t.o_head_stride;
-            const int64_t first_row = (coord.bidb * int64_t{p.num_heads} + coord.bidh) * p.seqlen_q;
-            float inverse[2];
-            bool redo[2];
+            // ---- Epilogue: O / row_sum, from registers ----
+            float row_sum[2], inverse[2];
             CUTE_UNROLL
             for (int r = 0; r < 2; ++r) {
-                const int row_r = row + 8 * r;
-                const float row_sum = quad_sum(softmax.row_sum[r]);
-                const int key_begin = kHasExtras ? p.mask.key_begin(row_r) : 0;
-                const bool sees_a_key = key_begin < key_end[r];
-                inverse[r] = inverse_row_sum(row_sum);
-                if (p.t.lse_ptr != nullptr && lane % 4 == 0 && row_r < p.seqlen_q) {
-                    p.t.lse_ptr[first_row + row_r] =
-                        log_sum_exp(softmax.row_max[r] * p.softmax_scale_log2, row_sum);
-                }
-                float zero = 0;  // or NaN, if O is not finite
-                CUTE_UNROLL
-                for (int d = 0; d < Traits::kHeadDimV; d += 32) {
-                    uint32_t word[4];
-                    CUTE_UNROLL
-                    for (int j = 0; j < 4; ++j) {
-                        const int i = 4 * (d / 8 + j) + 2 * r;
-                        zero = fmaf(acc_o(i), 0.0f, fmaf(acc_o(i + 1), 0.0f, zero));
-                        word[j] = pack<Element>(acc_o(i) * inverse[r], acc_o(i + 1) * inverse[r]);
-                        if (!sees_a_key) word[j] = 0;
-                    }
-                    transpose_quad(word);
-                    const int column = d + 8 * (lane % 4);
-                    // One instruction, by name: of an assignment the compiler makes four for d = 0.
-                    if (row_r < p.seqlen_q && column < p.head_dim_v) {
-                        cutlass::arch::global_store<uint4, 16>(
-                            make_uint4(word[0], word[1], word[2], word[3]),
-                            o_ptr + row_r * p.t.o_row_stride + column, true);
-                    }
-                }
-                const bool hides_keys =
-                    first_block * kBlockN < key_begin || key_end[r] < keys_loaded;
-                redo[r] = zero != 0 && hides_keys && row_r < p.seqlen_q && sees_a_key &&
-                          isfinite(inverse[r]);
+                row_sum[r] = quad_sum(softmax.row_sum[r]);
+                inverse[r] = inverse_row_sum(row_sum[r]);
             }
+            const auto is_inside = [&](int r) { return tile.m_begin + row + 8 * r < p.seqlen_q; };
+            if (p.t.lse_ptr != nullptr && lane % 4 == 0) {
+                const int64_t head = tile.bidb * int64_t{p.num_heads.divisor} + tile.bidh;
+                float* const lse = p.t.lse_ptr + head * p.seqlen_q + tile.m_begin + row;
+                CUTE_UNROLL
+                for (int r = 0; r < 2; ++r) {
+                    if (!is_inside(r)) continue;
+                    lse[8 * r] = log_sum_exp(softmax.row_max[r] * p.softmax_scale_log2, row_sum[r]);
+                }
+            }
+            constexpr int kPieces = Traits::kHeadDimV / 32;  // of 16 bytes a thread and row
+            const int column = 8 * (lane % 4);
+            Element* const o_row = static_cast<Element*>(p.t.o_ptr) +
+                                   tile.bidb * p.t.o_batch_stride + tile.bidh * p.t.o_head_stride +
+                                   (tile.m_begin + row) * p.t.o_row_stride + column;
             // A hidden key has weight 0, but 0 * NaN = NaN: where the tile loaded keys that a row
             // may not see, and O is not finite although the sum of P is, the row is done again.
-#pragma unroll 1
+            const bool hides_keys = full_end < num_blocks || full_begin > 0;
+            const int loaded_begin = first_block * kBlockN;
+            const int loaded_end =
+                min((first_block + num_blocks) * kBlockN, static_cast<int>(p.mask.seqlen_k));
+            bool redo[2] = {false, false};
+            CUTE_UNROLL
             for (int r = 0; r < 2; ++r) {
-                __syncwarp();  // the stores above come first
-                for (uint32_t lanes = __ballot_sync(~0u, r == 0 ? redo[0] : redo[1]); lanes != 0;) {
-                    const int quad = (__ffs(lanes) - 1) / 4;
-                    lanes &= ~(0xfu << 4 * quad);
-                    const auto of_row = [&](auto x0, auto x1) {
-                        return __shfl_sync(~0u, r == 0 ? x0 : x1, 4 * quad);
-                    };
-                    redo_row<Traits>(p, coord, row - lane / 4 + quad + 8 * r,
-                                     of_row(key_end[0], key_end[1]),
-                                     of_row(softmax.offset(0), softmax.offset(1)),
-                                     of_row(inverse[0], inverse[1]));
+                uint32_t words[kPieces][4];
+                CUTE_UNROLL
+                for (int i = 0; i < kPieces; ++i) {
+                    CUTE_UNROLL
+                    for (int j = 0; j < 4; ++j) {
+                        const int at = 4 * (4 * i + j) + 2 * r;
+                        words[i][j] =
+                            pack<Element>(acc_o(at) * inverse[r], acc_o(at + 1) * inverse[r]);
+                    }
+                    transpose_quad(words[i]);
+                }
+                if (hides_keys) {
+                    uint32_t found = 0;
+                    CUTE_UNROLL
+                    for (int i = 0; i < 4 * kPieces; ++i) {
+                        found |= nonfinite<Element>(words[i / 4][i % 4]);
+                    }
+                    redo[r] = found != 0 && is_inside(r) && isfinite(inverse[r]) &&
+                              (loaded_begin < key_begin(r) || key_end(r) < loaded_end);
+                }
+                if (is_inside(r)) {
+                    Element* const o = o_row + 8 * r * p.t.o_row_stride;
+                    CUTE_UNROLL
+                    for (int i = 0; i < kPieces; ++i) {
+                        const uint32_t (&w)[4] = words[i];
+                        // One instruction, by name: of an assignment the compiler makes four.
+                        if (column + 32 * i < p.head_dim_v) {
+                            cutlass::arch::global_store<uint4, 16>(
+                                make_uint4(w[0], w[1], w[2], w[3]), o + 32 * i, true);
+                        }
+                    }
                 }
             }
-
-            storage.tile_full[tile_ring.slot].wait(tile_ring.parity);
-            tile = storage.tile[tile_ring.slot];
-            __syncwarp();
-            release(storage.tile_empty[tile_ring.slot]);
-            tile_ring.advance();
+            if (hides_keys) {
+#pragma unroll 1
+                for (int r = 0; r < 2; ++r) {
+                    __syncwarp();  // the stores above come first
+                    for (uint32_t lanes = __ballot_sync(~0u, r == 0 ? redo[0] : redo[1]);
+                         lanes != 0;) {
+                        const int quad = (__ffs(lanes) - 1) / 4;
+                        lanes &= ~(0xfu << 4 * quad);
+                        const auto of_row = [&](auto x0, auto x1) {
+                            return __shfl_sync(~0u, r == 0 ? x0 : x1, 4 * quad);
+                        };
+                        redo_row<Traits>(p, tile, tile.m_begin + row - lane / 4 + quad + 8 * r,
+                                         of_row(key_begin(0), key_begin(1)),
+                                         of_row(key_end(0), key_end(1)),
+                                         of_row(softmax.offset(0), softmax.offset(1)),
+                                         of_row(inverse[0], inverse[1]));
+                    }
+                }
+            }
         }
     }
 }

@@ -11,6 +11,13 @@
 
 namespace fa101::sm90 {
 
+// Which queries: the first row, and (batch, head). The producer works it out and tells the
+// consumers, a tile ahead: its divisions would take them as long as a step.
+struct TileInfo {
+    int m_begin;  // negative: there are no more tiles
+    int bidh, bidb;
+};
+
 // kConfig is a function of the head_dims that gives the Config: C++17 has no class values as
 // arguments.
 template <class Element_, int kHeadDim_, int kHeadDimV_, Config (*kConfig)(int, int),
@@ -26,14 +33,22 @@ struct KernelTraits {
     static constexpr bool kTakesTurns = kTile.takes_turns;
     static constexpr int kStages = kTile.stages;
     static constexpr bool kHasExtras = kHasExtras_;
+    // At 192 and 256 the products take so long that nothing waits for the softmax, and three groups
+    // have no registers to spare.
+    static constexpr bool kGuesses = kHeadDim <= 128 && kGroups == 2 && !kHasExtras;
     static constexpr int kGroupM = 64;  // the rows of one wgmma
     static constexpr int kBlockM = kGroupM * kGroups;
     static constexpr int kThreads = 128 * (1 + kGroups);
 
     // setmaxnreg: 65536 registers over the threads of all blocks, moved from the producer to the
     // consumers.
-    static constexpr int kProducerRegisters = kGroups == 2 ? 24 : 32;
-    static constexpr int kConsumerRegisters = kBlocksPerSm == 2 ? 104 : kGroups == 2 ? 240 : 160;
+    static constexpr int kProducerRegisters = kHeadDimV > 192                     ? 24
+                                              : kGroups == 3 || kBlocksPerSm == 2 ? 32
+                                                                                  : 40;
+    static constexpr int kConsumerRegisters = kBlocksPerSm == 2 ? 104
+                                              : kGroups == 3    ? 160
+                                              : kHeadDimV > 192 ? 240
+                                                                : 232;
 
     // One TMA box is 64 elements (128 bytes, the swizzle's width) by a tile's rows; a tile is
     // head_dim / 64 boxes, one after the other. That is what these layouts say:
@@ -84,8 +99,8 @@ struct KernelTraits {
         alignas(1024) Element v[kStages][kBlockN * kHeadDimV];
         FullBarrier q_full[kGroups], k_full[kStages], v_full[kStages];
         EmptyBarrier q_empty[kGroups], k_empty[kStages], v_empty[kStages];
-        EmptyBarrier tile_full[kStages], tile_empty[kStages];
-        volatile int tile[kStages];  // numbers of the tiles to come
+        EmptyBarrier tile_full, tile_empty;
+        TileInfo tile;  // the next one
     };
     static constexpr int kSmemBytes = sizeof(SharedStorage);
     static_assert(kBlocksPerSm * (kSmemBytes + 1024) <= 228 * 1024);  // a block's 1 KB is reserved

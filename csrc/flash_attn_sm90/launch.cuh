@@ -90,15 +90,19 @@ KernelParams make_kernel_params(const Problem& problem, const Tensors& t, int* n
     p.t = t;
     p.mask = Mask{problem.seqlen_k, problem.mask_left, problem.mask_right};
     p.seqlen_q = static_cast<int>(problem.seqlen_q);
-    p.num_heads = static_cast<int>(problem.num_heads);
+    p.num_heads = Divider::by(problem.num_heads);
     p.group_size = static_cast<int>(problem.group_size());
     p.head_dim = static_cast<int>(problem.head_dim);
     p.head_dim_v = static_cast<int>(problem.head_dim_v);
     p.num_m_blocks = ceil_div(p.seqlen_q, Traits::kBlockM);
-    p.num_batch_heads = static_cast<int>(problem.batch * problem.num_heads);
-    p.num_tiles = p.num_m_blocks * p.num_batch_heads;
+    const int num_batch_heads = static_cast<int>(problem.batch * problem.num_heads);
+    p.num_tiles = p.num_m_blocks * num_batch_heads;
 
-    p.section_heads = section_heads(problem);
+    const int heads = section_heads(problem);
+    p.num_sections = ceil_div(num_batch_heads, heads);
+    p.section_tiles = Divider::by(heads * p.num_m_blocks);
+    p.section_heads = Divider::by(heads);
+    p.last_section_heads = Divider::by(num_batch_heads - (p.num_sections - 1) * heads);
     p.next_tile = next_tile;
 
     const float scale = problem.softmax_scale;

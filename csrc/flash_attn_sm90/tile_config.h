@@ -33,8 +33,8 @@ struct Config {
     constexpr int block_m() const { return 64 * groups; }
 };
 
-// Two groups: 240 registers a thread. 128 columns of S take 64 of them, as much as O at head_dim
-// 128. At 192 and 256 it is shared memory that ends at 112 and 80 keys.
+// Two groups: 232 registers a thread and more. 128 columns of S take 64 of them, as much as O at
+// head_dim 128. At 192 and 256 it is shared memory that ends at 112 and 80 keys.
 constexpr Config two_groups(int head_dim, int head_dim_v) {
     if (head_dim == 256) return {2, 80, 1, true};
     if (head_dim_v == 192) return {2, 112, 1, true};
@@ -78,21 +78,17 @@ inline Config config_for(const Problem& p, int num_sms, HeadDims tile) {
         return groups * 64 * ceil_div<int64_t>(p.seqlen_q, groups * 64);
     };
     const int64_t tiles = p.batch * p.num_heads * rows(2) / 128;
-    const bool is_short = p.seqlen_q <= 256 || (p.has_right_bound() && p.seqlen_q <= 1024);
+    const bool is_short = p.seqlen_k <= (p.has_right_bound() ? 2048 : 1024);
     if (head_dim == kTwinsHeadDim && is_short && tiles > num_sms) return kTwins;
     if (head_dim == 256 && p.seqlen_k <= (p.has_right_bound() ? 1024 : 512)) {
         return short_rows(tile.qk, tile.v);
     }
     // Each SM has one tile at most: the shorter ends earlier.
     if (tiles <= num_sms) return two;
-    bool three = false;
-    if (head_dim == 64) {
-        three = 4 * rows(3) <= 5 * rows(2) && (!p.has_right_bound() || p.seqlen_q > 1024);
-    } else if (head_dim == 96) {
-        three = p.seqlen_q > (p.has_right_bound() ? 2048 : 1024);
-    } else if (head_dim == 128) {
-        three = p.seqlen_q > (p.has_right_bound() ? 4096 : 2048);
-    }
+    // Their steps are better from so many keys on, the ends of their tiles before that.
+    const int64_t keys = head_dim == 64 ? 0 : head_dim == 96 ? 1024 : head_dim == 128 ? 2048 : -1;
+    const bool three = keys >= 0 && p.seqlen_k > (p.has_right_bound() ? 2 * keys : keys) &&
+                       4 * rows(3) <= 5 * rows(2);
     return three ? most_groups(tile.qk, tile.v) : two;
 }
 
