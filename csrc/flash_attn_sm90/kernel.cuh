@@ -249,7 +249,16 @@ struct OnlineSoftmax {
         max_here[1] = fmaxf(part[2], part[3]);
     }
 
-    // S becomes P = 2^(scale_log2 * (s - row_max)), in float32.
+    // row_max of row r becomes x, if x exceeds it.
+    __device__ __forceinline__ bool follow(float x, int r) {
+        const bool moves = exceeds(x, r);
+        scores_scale[r] = moves ? exp2_approx((row_max[r] - safe_row_max(x)) * scale_log2) : 1.0f;
+        row_max[r] = moves ? x : row_max[r];
+        row_sum[r] *= scores_scale[r];
+        return moves;
+    }
+
+    // S becomes P = 2^(scale_log2 * (s - row_max)), in float32, and sum that of P's rows.
     template <class AccS>
     __device__ __forceinline__ void exponentiate(AccS& s, float (&sum)[2]) const {
         const float offsets[2] = {offset(0), offset(1)};
@@ -266,28 +275,26 @@ struct OnlineSoftmax {
         sum[1] = part[2] + part[3];
     }
 
+    // P, and row_sum with it.
+    template <class AccS>
+    __device__ __forceinline__ void exponentiate(AccS& s) {
+        float sum[2];
+        exponentiate(s, sum);
+        row_sum[0] += sum[0];
+        row_sum[1] += sum[1];
+    }
+
     // One step: row_max, P and row_sum.
     template <class AccS>
     __device__ __forceinline__ void step(AccS& s) {
-        float max_here[2], sum[2];
+        float max_here[2];
         find_max(s, max_here);
         moves = __any_sync(~0u, exceeds(max_here[0], 0) || exceeds(max_here[1], 1));
         if (moves) {
-            CUTE_UNROLL
-            for (int r = 0; r < 2; ++r) {
-                const float new_max = quad_max(max_here[r]);
-                scores_scale[r] = 1.0f;
-                if (exceeds(new_max, r)) {
-                    scores_scale[r] =
-                        exp2_approx((row_max[r] - safe_row_max(new_max)) * scale_log2);
-                    row_max[r] = new_max;
-                    row_sum[r] *= scores_scale[r];
-                }
-            }
+            follow(quad_max(max_here[0]), 0);
+            follow(quad_max(max_here[1]), 1);
         }
-        exponentiate(s, sum);
-        CUTE_UNROLL
-        for (int r = 0; r < 2; ++r) row_sum[r] += sum[r];
+        exponentiate(s);
     }
 
     // The same, but P is on its way, with the old row_max, while logits are still compared with it.

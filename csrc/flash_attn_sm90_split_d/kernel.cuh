@@ -97,7 +97,7 @@ struct KernelParams : sm90::KernelParams {  // its row blocks are those of a clu
 // by one warp: a lane has every 32nd column. The maximum and the sum of the row are known, and
 // right: they never meet V.
 template <class Traits>
-__device__ __forceinline__ void redo_row(const KernelParams& p, const sm90::TileCoord& coord,
+__device__ __forceinline__ void redo_row(const KernelParams& p, const sm90::TileInfo& coord,
                                          int row, int first_column, int key_end, float offset,
                                          float inverse) {
     using Element = typename Traits::Element;
@@ -166,8 +166,8 @@ __global__ void __cluster_dims__(Traits::kCluster, 1, 1) __launch_bounds__(Trait
     cluster_sync();
 
     const int rank = blockIdx.x % kCluster;
-    const sm90::TileCoord coord(p, blockIdx.x / kCluster);
-    const int cluster_m_begin = coord.m_block * Traits::kClusterM;
+    const auto coord = sm90::tile_info<Traits::kClusterM>(p, blockIdx.x / kCluster);
+    const int cluster_m_begin = coord.m_begin;
     const int m_begin = cluster_m_begin + (Traits::kSplitsColumns ? 0 : rank * kBlockM);
     // The same for all blocks and groups, so that all walk through the same slices.
     const int n_block_end =
@@ -352,7 +352,6 @@ __global__ void __cluster_dims__(Traits::kCluster, 1, 1) __launch_bounds__(Trait
 
         // row_max is the same in both groups, row_sum is this thread's share.
         sm90::OnlineSoftmax softmax(p.softmax_scale_log2);
-        float scores_scale[2];
 
         // S of n_block becomes P, in the other buffer than the P before it.
         const auto softmax_step = [&] {
@@ -371,41 +370,22 @@ __global__ void __cluster_dims__(Traits::kCluster, 1, 1) __launch_bounds__(Trait
                 }
             }
 
-            float part[4];  // even and odd elements apart: shorter chains
-            CUTE_UNROLL
-            for (int i = 0; i < 4; ++i) part[i] = acc_s(i);
-            CUTE_UNROLL
-            for (int i = 4; i < size(acc_s); ++i) part[i % 4] = fmaxf(part[i % 4], acc_s(i));
-            float block_max[2];
+            float max_here[2];
+            softmax.find_max(acc_s, max_here);
             CUTE_UNROLL
             for (int r = 0; r < 2; ++r) {
-                block_max[r] = quad_max(fmaxf(part[2 * r], part[2 * r + 1]));
-                if (lane % 4 == 0) storage.row_stat[group][tile_row + 8 * r] = block_max[r];
+                max_here[r] = quad_max(max_here[r]);
+                if (lane % 4 == 0) storage.row_stat[group][tile_row + 8 * r] = max_here[r];
             }
             sync_groups(0);
+            bool moves = false;
             CUTE_UNROLL
             for (int r = 0; r < 2; ++r) {
                 const float other_max = storage.row_stat[group ^ 1][tile_row + 8 * r];
-                const float new_max = fmaxf(softmax.row_max[r], fmaxf(block_max[r], other_max));
-                const bool moves = (new_max - softmax.row_max[r]) * softmax.scale_log2 >
-                                   sm90::OnlineSoftmax::kSlack;
-                scores_scale[r] = moves ? exp2_approx((softmax.row_max[r] - safe_row_max(new_max)) *
-                                                      softmax.scale_log2)
-                                        : 1.0f;
-                softmax.row_max[r] = moves ? new_max : softmax.row_max[r];
-                softmax.row_sum[r] *= scores_scale[r];
+                moves |= softmax.follow(fmaxf(max_here[r], other_max), r);
             }
-            const float offsets[2] = {softmax.offset(0), softmax.offset(1)};
-            CUTE_UNROLL
-            for (int i = 0; i < size(acc_s); ++i) {
-                acc_s(i) = exp2_approx(fmaf(acc_s(i), softmax.scale_log2, offsets[row_of(i)]));
-            }
-            CUTE_UNROLL
-            for (int i = 0; i < 4; ++i) part[i] = acc_s(i);
-            CUTE_UNROLL
-            for (int i = 4; i < size(acc_s); ++i) part[i % 4] += acc_s(i);
-            softmax.row_sum[0] += part[0] + part[1];
-            softmax.row_sum[1] += part[2] + part[3];
+            softmax.moves = __any_sync(~0u, moves);
+            softmax.exponentiate(acc_s);
 
             // This group's 64 columns of P are one box wide: rows of 128 bytes, swizzled. Lane l
             // gives stmatrix the address of row l % 16 and of the left (l < 16) or right 16 bytes.
@@ -432,13 +412,13 @@ __global__ void __cluster_dims__(Traits::kCluster, 1, 1) __launch_bounds__(Trait
             for (--n_block; n_block >= 0; --n_block) {
                 finish_slices();  // P V of the step before
                 issue_qk();
-                sm90::rescale(acc_o, scores_scale);
+                if (softmax.moves) sm90::rescale(acc_o, softmax.scores_scale);
                 sync_groups(1);
                 issue_pv();
                 softmax_step();
             }
             finish_slices();
-            sm90::rescale(acc_o, scores_scale);
+            if (softmax.moves) sm90::rescale(acc_o, softmax.scores_scale);
             sync_groups(1);
             issue_pv();
             finish_slices();
@@ -449,7 +429,8 @@ __global__ void __cluster_dims__(Traits::kCluster, 1, 1) __launch_bounds__(Trait
         const int column_begin = first_column(group);
         auto* o_ptr = static_cast<Element*>(p.t.o_ptr) + coord.bidb * p.t.o_batch_stride +
                       coord.bidh * p.t.o_head_stride;
-        const int64_t first_row = (coord.bidb * int64_t{p.num_heads} + coord.bidh) * p.seqlen_q;
+        const int64_t first_row =
+            (coord.bidb * int64_t{p.num_heads.divisor} + coord.bidh) * p.seqlen_q;
         CUTE_UNROLL
         for (int r = 0; r < 2; ++r) {
             softmax.row_sum[r] = quad_sum(softmax.row_sum[r]);
