@@ -493,7 +493,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
     const auto await_tile = [&] {
         storage.tile_full.wait(tile_ring.parity);
         tile_ring.advance();
-        return storage.tile;
+        return TileInfo{storage.tile_m_begin, storage.tile_bidh, storage.tile_bidb};
     };
     if (warpgroup == 0) {
         // One thread of a warp hands out tiles, one of another loads them.
@@ -505,7 +505,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
             // ---- Scheduler ----
             for (int number = blockIdx.x;;) {
                 const TileInfo tile = tile_info<kBlockM>(p, number);
-                storage.tile = tile;
+                storage.tile_m_begin = tile.m_begin;
+                storage.tile_bidh = tile.bidh;
+                storage.tile_bidb = tile.bidb;
                 storage.tile_full.arrive();
                 if (tile.m_begin < 0) return;
                 storage.tile_empty.wait(tile_ring.parity);

@@ -100,7 +100,8 @@ struct KernelTraits {
         FullBarrier q_full[kGroups], k_full[kStages], v_full[kStages];
         EmptyBarrier q_empty[kGroups], k_empty[kStages], v_empty[kStages];
         EmptyBarrier tile_full, tile_empty;
-        TileInfo tile;  // the next one
+        // The next tile. Volatile, as the compiler would move plain accesses past a barrier.
+        volatile int tile_m_begin, tile_bidh, tile_bidb;
     };
     static constexpr int kSmemBytes = sizeof(SharedStorage);
     static_assert(kBlocksPerSm * (kSmemBytes + 1024) <= 228 * 1024);  // a block's 1 KB is reserved
