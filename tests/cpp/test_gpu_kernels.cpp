@@ -631,6 +631,31 @@ TEST_CASE("logits far from zero") {
     }
 }
 
+// Further than what a step of sm90 guesses from the one before; either way, and, causal, from no
+// logit at all to one of -300.
+TEST_CASE("logits that leap by hundreds between blocks of keys") {
+    for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+        for (const Sizes& sizes :
+             {Sizes{1, 2, 2, 300, 700, 64, 64}, Sizes{1, 2, 1, 300, 700, 96, 96},
+              Sizes{1, 2, 2, 300, 700, 128, 128}, Sizes{40, 2, 2, 256, 256, 64, 64}}) {
+            for (int reach : {5, 0}) {
+                Arrays a = dense(dtype, sizes);
+                const int64_t head_dim = sizes.head_dim;
+                a.q.fill([](int64_t) { return 1; });
+                a.k.fill([=](int64_t i) {
+                    const int64_t block = i / head_dim / 24;
+                    const double logit = reach == 0 ? -300 : 60.0 * (block * 7 % 11 - reach);
+                    return (logit + testing::normal_value(2, i)) / std::sqrt(head_dim);
+                });
+                Options causal;
+                causal.causal = true;
+                check(a, {}, 1, 300);
+                check(a, causal, 1, 300);
+            }
+        }
+    }
+}
+
 TEST_CASE("NaN and inf reach exactly the rows that see them") {  // FA-009, FA-050
     for (const Options& options : {kNoMask, kTopLeft, kBottomRight}) {
         for (DType dtype : kDTypes) {
