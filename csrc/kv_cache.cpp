@@ -23,8 +23,9 @@ void append_cpu(const AppendParams& p) {
         if (!job.has_room) continue;
         const int64_t head_dim = job.copy->head_dim;
         const char* const src = static_cast<const char*>(job.copy->src_ptr) + job.src * size;
-        char* const dst = static_cast<char*>(job.copy->dst_ptr) + job.dst * size;
-        if (job.position < 0) {
+        char* const dst =
+            static_cast<char*>(job.copy->dst_ptr) + job.dst * (job.is_quantised ? 1 : size);
+        if (job.position < 0 && !job.is_quantised) {
             std::memcpy(dst, src, static_cast<size_t>(head_dim * size));
             continue;
         }
@@ -33,12 +34,20 @@ void append_cpu(const AppendParams& p) {
                            n, nullptr, to.data(), 0);
         };
         load(p.dtype, src, 0, head_dim, x);
-        load(p.dtype_rotary, p.cos_ptr, job.position * p.cos_stride, pairs, cos);
-        load(p.dtype_rotary, p.sin_ptr, job.position * p.sin_stride, pairs, sin);
-        for (int64_t i = 0; i < pairs; ++i) {
-            const RotaryPair at = rotary_pair(p, i);
-            const Rotated r = rotate(x[at.x], x[at.y], cos[i], sin[i]);
-            x[at.x] = r.x, x[at.y] = r.y;
+        if (job.position >= 0) {
+            load(p.dtype_rotary, p.cos_ptr, job.position * p.cos_stride, pairs, cos);
+            load(p.dtype_rotary, p.sin_ptr, job.position * p.sin_stride, pairs, sin);
+            for (int64_t i = 0; i < pairs; ++i) {
+                const RotaryPair at = rotary_pair(p, i);
+                const Rotated r = rotate(x[at.x], x[at.y], cos[i], sin[i]);
+                x[at.x] = r.x, x[at.y] = r.y;
+            }
+        }
+        if (job.is_quantised) {
+            for (int64_t i = 0; i < head_dim; ++i) {
+                dst[i] = static_cast<char>(float_to_e4m3(x[i] / job.descale));
+            }
+            continue;
         }
         const float one = 1.0f;
         simd.store_rows(p.dtype, x.data(), 0, 1, head_dim, &one, dst, 0);

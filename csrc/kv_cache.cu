@@ -25,7 +25,15 @@ __global__ void __launch_bounds__(kThreads)
         if (!job.has_room) continue;
         const T* const src = static_cast<const T*>(job.copy->src_ptr) + job.src;
         T* const dst = static_cast<T*>(job.copy->dst_ptr) + job.dst;
+        uint8_t* const codes = static_cast<uint8_t*>(job.copy->dst_ptr) + job.dst;
         const int64_t head_dim = job.copy->head_dim;
+        const auto put = [&](int64_t col, float x) {
+            if (job.is_quantised) {
+                codes[col] = float_to_e4m3(x / job.descale);
+            } else {
+                dst[col] = from_float<T>(x);
+            }
+        };
 
         const int64_t rotary_dim = job.position < 0 ? 0 : p.rotary_dim;
         for (int64_t i = lane; i < rotary_dim / 2; i += 32) {
@@ -38,11 +46,15 @@ __global__ void __launch_bounds__(kThreads)
             const Rotated r =
                 rotate(to_float(src[at.x]), to_float(src[at.y]), angle(p.cos_ptr, p.cos_stride),
                        angle(p.sin_ptr, p.sin_stride));
-            dst[at.x] = from_float<T>(r.x);
-            dst[at.y] = from_float<T>(r.y);
+            put(at.x, r.x);
+            put(at.y, r.y);
         }
         constexpr int kVector = 16 / sizeof(T);
-        if (job.position < 0 && p.aligned16) {
+        if (job.is_quantised) {
+            for (int64_t col = rotary_dim + lane; col < head_dim; col += 32) {
+                put(col, to_float(src[col]));
+            }
+        } else if (job.position < 0 && p.aligned16) {
             for (int64_t col = kVector * lane; col < head_dim; col += kVector * 32) {
                 *reinterpret_cast<uint4*>(dst + col) = *reinterpret_cast<const uint4*>(src + col);
             }

@@ -3,6 +3,7 @@
 
 #include <fa101/kv_cache.h>
 
+#include "common/float8.h"
 #include "common/host_device.h"
 #include "common/mask.h"
 
@@ -19,6 +20,8 @@ struct RowJob {
     int64_t src, dst;  // elements
     int64_t position;  // in cos and sin; -1: the row is not rotated
     bool has_room;
+    bool is_quantised = false;  // to fp8, divided by descale
+    float descale = 1.0f;
 };
 
 // Row `index` of all: those of k, then v, then q; heads are innermost, as they often are in memory.
@@ -48,6 +51,10 @@ FA101_HOST_DEVICE RowJob row_job(const AppendParams& p, int64_t index) {
     }
     int64_t key = cached + row, entry = batch;
     job.has_room = key < p.capacity;
+    if (p.dtype_cache == DType::kFloat8E4M3) {
+        job.is_quantised = true;
+        job.descale = descale_of(copy->descale, batch, head);
+    }
     if (copy == &p.k && p.rotary_dim > 0) job.position = key;
     if (p.page_size > 0 && job.has_room) {
         entry = p.page_table_ptr[batch * p.page_table_stride + key / p.page_size];

@@ -114,9 +114,19 @@ void require_like(const TensorView& t, const char* name, const TensorView& other
 }
 
 void require_float(const TensorView& t, const char* name) {
-    if (t.dtype == DType::kInt32 || t.dtype == DType::kBool) {
+    if (t.dtype != DType::kFloat32 && t.dtype != DType::kFloat16 && t.dtype != DType::kBFloat16) {
         throw InvalidType(std::string(name) + " has dtype " + name_of(t.dtype) +
                           "; it must be float32, float16 or bfloat16");
+    }
+}
+
+bool is_fp8(const TensorView& t) { return t.dtype == DType::kFloat8E4M3; }
+
+// `t` goes with a cache in fp8, whose products are of 16 bits.
+void require_half(const TensorView& t, const char* name, const char* cache) {
+    if (t.dtype != DType::kFloat16 && t.dtype != DType::kBFloat16) {
+        throw InvalidType(std::string(name) + " has dtype " + name_of(t.dtype) + " and " + cache +
+                          " float8_e4m3fn; with that it must be float16 or bfloat16");
     }
 }
 
@@ -146,6 +156,34 @@ void require_lengths(const TensorView& lengths, int64_t batch, const TensorView&
             "; it must have one entry for each batch entry: (" + std::to_string(batch) + ",)");
     }
     require_data(lengths, "seqlens_k");
+}
+
+// What to multiply the heads of `cache` by; `other` tells the device.
+Descale descale_of(const TensorView* view, const char* name, const TensorView& cache,
+                   const char* cache_name, int64_t batch, int64_t heads, const TensorView& other,
+                   const char* other_name) {
+    if (view == nullptr) return {};
+    const TensorView& t = *view;
+    if (!is_fp8(cache)) {
+        throw InvalidArgument(std::string(name) + " is given but " + cache_name + " has dtype " +
+                              name_of(cache.dtype) + "; only float8_e4m3fn has a descale");
+    }
+    if (t.dtype != DType::kFloat32) {
+        throw InvalidType(std::string(name) + " has dtype " + name_of(t.dtype) +
+                          "; it must be float32");
+    }
+    require_device(t, name, other, other_name);
+    const bool by_head = t.ndim == 1 && t.shape[0] == heads;
+    if (!by_head && (t.ndim != 2 || t.shape[0] != batch || t.shape[1] != heads)) {
+        throw InvalidArgument(std::string(name) + " has shape " +
+                              describe(t.shape, std::min(t.ndim, kMaxDims)) +
+                              "; it must have one entry for each head of " + cache_name + ", (" +
+                              std::to_string(heads) + ",), or for each batch entry and head, (" +
+                              std::to_string(batch) + ", " + std::to_string(heads) + ")");
+    }
+    require_data(t, name);
+    return {static_cast<const float*>(t.data), by_head ? 0 : t.strides[0],
+            by_head ? t.strides[0] : t.strides[1]};
 }
 
 // K and V, or the pages of both: as many heads, rows and batch entries.
@@ -262,12 +300,11 @@ void require_output(const TensorView& t, const char* name) {
 }
 
 // cos or sin of a rotary embedding: (positions, rotary_dim / 2).
-void require_rotary(const TensorView& t, const char* name, const TensorView& k_cache,
-                    int64_t head_dim, int64_t capacity) {
-    if (t.dtype != DType::kFloat32 && t.dtype != k_cache.dtype) {
+void require_rotary(const TensorView& t, const char* name, const TensorView& k,
+                    const TensorView& k_cache, int64_t head_dim, int64_t capacity) {
+    if (t.dtype != DType::kFloat32 && t.dtype != k.dtype) {
         throw InvalidType(std::string(name) + " has dtype " + name_of(t.dtype) +
-                          "; it must be float32 or the dtype of k_cache, " +
-                          name_of(k_cache.dtype));
+                          "; it must be float32 or the dtype of k, " + name_of(k.dtype));
     }
     require_device(t, name, k_cache, "k_cache");
     if (t.ndim != 2 || t.shape[0] < std::max<int64_t>(capacity, 1) || 2 * t.shape[1] > head_dim) {
@@ -355,8 +392,14 @@ Params make_params(const TensorView& q, const TensorView& k, const TensorView& v
     const Axes ao = axes_of(o, "out", options.layout);
 
     require_float(q, "q");
-    require_like(k, k_name, q);
-    require_like(v, v_name, q);
+    if (is_fp8(k)) {
+        require_half(q, "q", k_name);
+        require_device(k, k_name, q);
+        require_like(v, v_name, k, k_name);
+    } else {
+        require_like(k, k_name, q);
+        require_like(v, v_name, q);
+    }
     require_like(o, "out", q);
 
     const PageTable pages = page_table_of(options.page_table, ak, k_name, aq.batch, q);
@@ -417,6 +460,8 @@ Params make_params(const TensorView& q, const TensorView& k, const TensorView& v
     } else if (options.seqlen_new > 0) {
         throw InvalidArgument("seqlens_k is absent; with new keys it must say where they went");
     }
+    t.k_descale = descale_of(options.k_descale, "k_descale", k, k_name, aq.batch, ak.heads, q, "q");
+    t.v_descale = descale_of(options.v_descale, "v_descale", v, v_name, aq.batch, ak.heads, q, "q");
 
     const struct {
         const char* name;
@@ -427,7 +472,9 @@ Params make_params(const TensorView& q, const TensorView& k, const TensorView& v
                   {"bias", options.bias},
                   {"mask", options.mask},
                   {"seqlens_k", options.seqlens_k},
-                  {"page_table", options.page_table}};
+                  {"page_table", options.page_table},
+                  {"k_descale", options.k_descale},
+                  {"v_descale", options.v_descale}};
     for (const auto& input : inputs) {
         if (input.view != nullptr && share_memory(o, *input.view)) {
             throw InvalidArgument(std::string("out overlaps ") + input.name +
@@ -536,9 +583,15 @@ AppendParams make_append_params(const TensorView& k, const TensorView& v, const 
     const Axes ak = axes_of(k, "k", options.layout), av = axes_of(v, "v", options.layout);
     const Axes to_k = axes_of(k_cache, "k_cache", options.layout);
     const Axes to_v = axes_of(v_cache, "v_cache", options.layout);
-    require_float(k_cache, "k_cache");
-    for (const auto& [t, name] : {std::pair{&v_cache, "v_cache"}, {&k, "k"}, {&v, "v"}}) {
-        require_like(*t, name, k_cache, "k_cache");
+    require_like(v_cache, "v_cache", k_cache, "k_cache");
+    if (is_fp8(k_cache)) {
+        require_half(k, "k", "k_cache");
+        require_device(k, "k", k_cache, "k_cache");
+        require_like(v, "v", k, "k");
+    } else {
+        require_float(k_cache, "k_cache");
+        require_like(k, "k", k_cache, "k_cache");
+        require_like(v, "v", k_cache, "k_cache");
     }
     if (options.page_table == nullptr) {
         require_same("batch", "k", ak.batch, "k_cache", to_k.batch);
@@ -559,7 +612,8 @@ AppendParams make_append_params(const TensorView& k, const TensorView& v, const 
 
     AppendParams p;
     p.device = k_cache.device;
-    p.dtype = k_cache.dtype;
+    p.dtype = k.dtype;
+    p.dtype_cache = k_cache.dtype;
     p.batch = ak.batch;
     p.capacity = capacity;
     p.page_size = pages.page_size, p.num_pages = pages.num_pages;
@@ -568,6 +622,10 @@ AppendParams make_append_params(const TensorView& k, const TensorView& v, const 
     p.seqlens_k_stride = options.seqlens_k->strides[0];
     p.k = row_copy(k, ak, k_cache, to_k);
     p.v = row_copy(v, av, v_cache, to_v);
+    p.k.descale = descale_of(options.k_descale, "k_descale", k_cache, "k_cache", ak.batch, ak.heads,
+                             k_cache, "k_cache");
+    p.v.descale = descale_of(options.v_descale, "v_descale", v_cache, "v_cache", ak.batch, ak.heads,
+                             k_cache, "k_cache");
     p.aligned16 =
         is_aligned16(k) && is_aligned16(v) && is_aligned16(k_cache) && is_aligned16(v_cache);
 
@@ -576,8 +634,8 @@ AppendParams make_append_params(const TensorView& k, const TensorView& v, const 
         throw InvalidArgument("cos and sin must both be there or both be absent");
     }
     if (cos != nullptr) {
-        require_rotary(*cos, "cos", k_cache, ak.dim, capacity);
-        require_rotary(*sin, "sin", k_cache, ak.dim, capacity);
+        require_rotary(*cos, "cos", k, k_cache, ak.dim, capacity);
+        require_rotary(*sin, "sin", k, k_cache, ak.dim, capacity);
         if (sin->dtype != cos->dtype || sin->shape[0] != cos->shape[0] ||
             sin->shape[1] != cos->shape[1]) {
             throw InvalidArgument("sin has shape " + describe(sin->shape, 2) + " and dtype " +
@@ -598,8 +656,8 @@ AppendParams make_append_params(const TensorView& k, const TensorView& v, const 
     if (q != nullptr) {
         const Axes aq = axes_of(*q, "q", options.layout);
         const Axes to_q = axes_of(*q_rotated, "q_rotated", options.layout);
-        require_like(*q, "q", k_cache, "k_cache");
-        require_like(*q_rotated, "q_rotated", k_cache, "k_cache");
+        require_like(*q, "q", k, "k");
+        require_like(*q_rotated, "q_rotated", k, "k");
         require_same("batch", "q", aq.batch, "k", ak.batch);
         require_same("head_dim", "q", aq.dim, "k_cache", to_k.dim);
         require_same("batch", "q_rotated", to_q.batch, "q", aq.batch);
@@ -619,6 +677,8 @@ AppendParams make_append_params(const TensorView& k, const TensorView& v, const 
                             {"v", &v},
                             {"seqlens_k", options.seqlens_k},
                             {"page_table", options.page_table},
+                            {"k_descale", options.k_descale},
+                            {"v_descale", options.v_descale},
                             {"cos", cos},
                             {"sin", sin},
                             {"q", q}};

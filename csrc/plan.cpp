@@ -287,7 +287,10 @@ std::string explain(const Plan& plan, const Problem& problem, const DeviceInfo& 
          << problem.num_heads_kv << " for k and v), seqlen " << problem.seqlen_q << " x "
          << problem.seqlen_k << ", head_dim " << problem.head_dim;
     if (problem.head_dim_v != problem.head_dim) text << " (v: " << problem.head_dim_v << ")";
-    text << ", " << name_of(problem.dtype_q) << ", scale " << problem.softmax_scale;
+    text << ", " << name_of(problem.dtype_q);
+    if (problem.dtype_kv != problem.dtype_q)
+        text << " (" << name_of(problem.dtype_kv) << " k and v)";
+    text << ", scale " << problem.softmax_scale;
     const auto from_i = [](int64_t bound) {
         return bound == 0  ? std::string("i")
                : bound > 0 ? "i + " + std::to_string(bound)

@@ -42,7 +42,7 @@ struct SimdKernels {
                       int64_t rows, int64_t cols, const float* row_scale, float* dst,
                       int64_t dst_stride);
 
-    // dst[i][c] = DType(src[i][c] * row_scale[i]), rounded to nearest even.
+    // dst[i][c] = DType(src[i][c] * row_scale[i]), rounded to nearest even; to 16 bits or more.
     void (*store_rows)(DType dtype, const float* src, int64_t src_stride, int64_t rows,
                        int64_t cols, const float* row_scale, void* dst, int64_t dst_stride);
 

@@ -58,7 +58,7 @@ Vec splat(float x) { return x - Vec{}; }
 VecU bits_of(Vec v) { return reinterpret_cast<VecU>(v); }
 Vec float_of(VecU v) { return reinterpret_cast<Vec>(v); }
 
-// ---- Rows: 16-bit floats by integer arithmetic, exact for subnormals, inf and NaN on every CPU
+// ---- Rows: small floats by integer arithmetic, exact for subnormals, inf and NaN on every CPU
 // ----
 
 template <DType kDType>
@@ -126,6 +126,24 @@ struct Element<DType::kFloat16> {
     }
 };
 
+template <>
+struct Element<DType::kFloat8E4M3> {
+    using Memory = VecB;
+
+    static Vec widen(VecB v) {
+        const VecU code = __builtin_convertvector(__builtin_convertvector(v, VecH), VecU);
+        const VecU magnitude = (code & 0x7fu) << 20;
+        const VecU normal = magnitude + ((127u - 7u) << 23);
+        // As above: lend a subnormal, units of 2^-9, a leading 1 (2^-6), then take that away.
+        const VecU lent = magnitude + (121u << 23);
+        const VecU subnormal = bits_of(float_of(lent) - float_of(VecU{} + (121u << 23)));
+        const VecU value = magnitude < (1u << 23)       ? subnormal
+                           : magnitude == (0x7fu << 20) ? VecU{} + 0x7fc00000u
+                                                        : normal;
+        return float_of(value | ((code & 0x80u) << 24));
+    }
+};
+
 // Calls body(Element<dtype>{}) for a float.
 template <class Body>
 void with_element(DType dtype, Body body) {
@@ -158,6 +176,7 @@ void load_rows(DType dtype, const void* src, int64_t src_stride, int64_t col_str
         }
     };
     if (dtype == DType::kBool) return body(Element<DType::kBool>{});
+    if (dtype == DType::kFloat8E4M3) return body(Element<DType::kFloat8E4M3>{});
     with_element(dtype, body);
 }
 

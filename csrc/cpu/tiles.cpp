@@ -1,5 +1,6 @@
 #include "cpu/tiles.h"
 
+#include "common/float8.h"
 #include "common/key_rows.h"
 #include "common/online_softmax.h"
 
@@ -43,6 +44,8 @@ Head::Head(const SimdKernels& simd, const Problem& problem, const Tensors& t, in
     q_ = at(t.q_ptr, batch * t.q_batch_stride + head * t.q_head_stride, problem.dtype_q);
     k_ = at(t.k_ptr, head_kv * t.k_head_stride, problem.dtype_kv);
     v_ = at(t.v_ptr, head_kv * t.v_head_stride, problem.dtype_kv);
+    k_descale_ = descale_of(t.k_descale, batch, head_kv);
+    v_descale_ = descale_of(t.v_descale, batch, head_kv);
     o_ = static_cast<char*>(t.o_ptr) +
          (batch * t.o_batch_stride + head * t.o_head_stride) * size_of(problem.dtype_o);
     lse_ = t.lse_ptr != nullptr ? t.lse_ptr + index * problem.seqlen_q : nullptr;
@@ -77,7 +80,7 @@ void Head::load_q(const Panel& panel, const Scratch& scratch, float* q_panel) co
     float* rows = scratch.rows;
     const int64_t ld = tile_stride(problem_.head_dim);
     std::fill_n(scratch.row_scale, panel.rows,
-                problem_.softmax_scale * (problem_.softcap > 0 ? 1.0f : kLog2e));
+                problem_.softmax_scale * k_descale_ * (problem_.softcap > 0 ? 1.0f : kLog2e));
     simd_.load_rows(problem_.dtype_q, at(q_, panel.begin * tensors_.q_row_stride, problem_.dtype_q),
                     tensors_.q_row_stride, 1, panel.rows, problem_.head_dim, scratch.row_scale,
                     rows, ld);
@@ -165,7 +168,7 @@ void Head::store_o(const Panel& panel, const float* o_panel, const float* row_ma
     const int64_t ld = tile_stride(problem_.head_dim_v);
     simd_.transpose(o_panel, panel.width, problem_.head_dim_v, panel.rows, scratch.rows, ld);
     for (int i = 0; i < panel.rows; ++i) {
-        scratch.row_scale[i] = inverse_row_sum(row_sum[i]);
+        scratch.row_scale[i] = inverse_row_sum(row_sum[i]) * v_descale_;
         if (lse_ != nullptr) lse_[panel.begin + i] = log_sum_exp(row_max[i], row_sum[i]);
     }
     simd_.store_rows(problem_.dtype_o, scratch.rows, ld, panel.rows, problem_.head_dim_v,

@@ -116,7 +116,8 @@ class Head {
     // Rows [begin, begin + n) of K and V.
     void load_keys(int64_t begin, int64_t n, KeyTile& tile) const;
 
-    // Q^T of the panel, scaled so that Q K^T are base-2 logits, or natural ones before a softcap.
+    // Q^T of the panel, scaled so that Q K^T are base-2 logits, or natural ones before a softcap;
+    // K's descale is in it.
     void load_q(const Panel& panel, const Scratch& scratch, float* q_panel) const;
 
     // The logits of the keys [begin, begin + n): softcap, bias and mask.
@@ -133,7 +134,7 @@ class Head {
     void attend(const Panel& panel, const float* q_panel, const KeyTile& tile,
                 const Scratch& scratch, float* row_max, float* row_sum, float* o_panel) const;
 
-    // O = (O^T)^T / l and lse, to the caller's tensors.
+    // O = (O^T)^T / l, times V's descale, and lse, to the caller's tensors.
     void store_o(const Panel& panel, const float* o_panel, const float* row_max,
                  const float* row_sum, const Scratch& scratch) const;
 
@@ -156,6 +157,7 @@ class Head {
     const char* q_;
     const char* k_;  // of the head; see key_offset
     const char* v_;
+    float k_descale_, v_descale_;
     char* o_;
     float* lse_;  // or null
 };

@@ -145,6 +145,7 @@ void feature_table(std::ostringstream& text) {
         {"mask", [](Problem& p) { p.has_mask = true; }},
         {"seqlens_k", [](Problem& p) { p.has_seqlens_k = true; }},
         {"pages", [](Problem& p) { p.page_size = 16, p.has_seqlens_k = true; }},
+        {"fp8 keys", [](Problem& p) { p.dtype_kv = DType::kFloat8E4M3; }},
         {"head_dim_v differs", [](Problem& p) { p.head_dim_v -= 8; }},
         {"grouped heads", [](Problem& p) { p.num_heads_kv = 2; }},
         {"unaligned rows", [](Problem& p) { p.aligned16 = p.tma = false; }},

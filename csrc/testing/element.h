@@ -13,9 +13,10 @@ namespace fa101::testing {
 
 // Unit roundoff: rounding x to the dtype moves it by at most this times |x|.
 constexpr double roundoff_of(DType dtype) {
-    return dtype == DType::kFloat32   ? 1.0 / (1 << 24)
-           : dtype == DType::kFloat16 ? 1.0 / (1 << 11)
-                                      : 1.0 / (1 << 8);
+    return dtype == DType::kFloat32    ? 1.0 / (1 << 24)
+           : dtype == DType::kFloat16  ? 1.0 / (1 << 11)
+           : dtype == DType::kBFloat16 ? 1.0 / (1 << 8)
+                                       : 1.0 / (1 << 4);
 }
 
 inline float bits_to_float(uint32_t bits) {
@@ -62,8 +63,29 @@ inline uint16_t float_to_fp16(float value) {
     return static_cast<uint16_t>(sign | (rounded - (112u << 10)));     // bias 127 becomes 15
 }
 
+// fp8 E4M3 by its definition; see common/float8.h.
+inline float e4m3_to_float(uint8_t code) {
+    const int exponent = code >> 3 & 0xf, mantissa = code & 7;
+    float value = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
+                                : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+    if ((code & 0x7f) == 0x7f) value = std::numeric_limits<float>::quiet_NaN();
+    return std::copysign(value, (code & 0x80) != 0 ? -1.0f : 1.0f);
+}
+
+inline uint8_t float_to_e4m3(float value) {
+    const int sign = std::signbit(value) ? 0x80 : 0;
+    if (std::isnan(value)) return static_cast<uint8_t>(sign | 0x7f);
+    const float x = std::fmin(std::fabs(value), 448.0f);
+    const int exponent = x < 0.015625f ? -6 : std::ilogb(x);          // below 2^-6: subnormal
+    const float steps = std::nearbyint(std::ldexp(x, 3 - exponent));  // eighths; ties to even
+    return static_cast<uint8_t>(sign + (exponent + 6) * 8 + static_cast<int>(steps));
+}
+
 inline float load_element(const void* data, DType dtype, int64_t index) {
     if (dtype == DType::kFloat32) return static_cast<const float*>(data)[index];
+    if (dtype == DType::kFloat8E4M3) {
+        return e4m3_to_float(static_cast<const uint8_t*>(data)[index]);
+    }
     const uint16_t bits = static_cast<const uint16_t*>(data)[index];
     return dtype == DType::kFloat16 ? fp16_to_float(bits) : bf16_to_float(bits);
 }
@@ -71,6 +93,8 @@ inline float load_element(const void* data, DType dtype, int64_t index) {
 inline void store_element(void* data, DType dtype, int64_t index, float value) {
     if (dtype == DType::kFloat32) {
         static_cast<float*>(data)[index] = value;
+    } else if (dtype == DType::kFloat8E4M3) {
+        static_cast<uint8_t*>(data)[index] = float_to_e4m3(value);
     } else {
         static_cast<uint16_t*>(data)[index] =
             dtype == DType::kFloat16 ? float_to_fp16(value) : float_to_bf16(value);

@@ -54,7 +54,7 @@ class HostTensor {
             const int64_t reach = shape_[i] > 0 ? (shape_[i] - 1) * strides_[i] : 0;
             (reach < 0 ? low : high) += reach;
         }
-        base_ = kGuard + (-low + 7) / 8 * 8 + offset;
+        base_ = kGuard + (-low + 15) / 16 * 16 + offset;
         const int64_t elements = base_ + high + 1 + kGuard;
         storage_.assign(static_cast<size_t>(elements * size_of(dtype_)), kPoison);
     }

@@ -1,8 +1,10 @@
 // The pieces every rung shares, checked on the CPU by brute force.
 #include "common/divider.h"
+#include "common/float8.h"
 #include "common/mask.h"
 #include "common/online_softmax.h"
 #include "kernel_family.h"
+#include "testing/element.h"
 
 #include <doctest/doctest.h>
 
@@ -137,6 +139,30 @@ TEST_CASE("rows without a finite logit") {
     CHECK(inverse_row_sum(0.0f) == 0.0f);  // O = 0 instead of 0 / 0
     CHECK(std::isnan(inverse_row_sum(std::numeric_limits<float>::quiet_NaN())));
     CHECK(log_sum_exp(-inf, 0.0f) == -inf);
+}
+
+TEST_CASE("fp8: every code comes back, others go to the nearest, ties to even") {
+    using testing::bits_to_float;
+    int wrong = 0;
+    const auto check = [&](float x) {
+        wrong += float_to_e4m3(x) != testing::float_to_e4m3(x);
+        wrong += float_to_e4m3(-x) != testing::float_to_e4m3(-x);
+    };
+    for (int code = 0; code < 256; ++code) {
+        const float x = testing::e4m3_to_float(static_cast<uint8_t>(code));
+        CHECK(float_to_e4m3(x) == code);
+        const float next = testing::e4m3_to_float(static_cast<uint8_t>(code + 1));
+        for (float around : {x, (x + next) / 2}) {
+            const uint32_t bits = testing::float_to_bits(around);
+            for (uint32_t other : {bits - 1, bits, bits + 1}) check(bits_to_float(other));
+        }
+    }
+    for (uint32_t bits = 0; bits < 0x7f800000u; bits += 0x3fff1u) check(bits_to_float(bits));
+    CHECK(wrong == 0);
+    const float inf = std::numeric_limits<float>::infinity();
+    CHECK(float_to_e4m3(1e30f) == 0x7e);
+    CHECK(float_to_e4m3(-inf) == 0xfe);
+    CHECK(float_to_e4m3(std::numeric_limits<float>::quiet_NaN()) % 128 == 0x7f);
 }
 
 TEST_CASE("code for an architecture serves its own major version, PTX all later ones") {

@@ -782,6 +782,48 @@ TEST_CASE("16-bit floats are converted exactly, and back to the nearest even") {
     }
 }
 
+TEST_CASE("all 256 codes of fp8 are converted exactly") {
+    std::vector<uint8_t> all(256 + 5);  // and a last vector that is not whole
+    for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint8_t>(i);
+    for (SimdLevel level : simd_levels()) {
+        CAPTURE(name_of(level));
+        std::vector<float> wide(256 + kMaxVector);
+        simd_kernels(level).load_rows(DType::kFloat8E4M3, all.data(), 0, 1, 1,
+                                      static_cast<int64_t>(all.size()), nullptr, wide.data(), 0);
+        for (size_t i = 0; i < all.size(); ++i) {
+            CAPTURE(i);
+            const float expected = testing::e4m3_to_float(all[i]);
+            CHECK((std::isnan(expected)
+                       ? std::isnan(wide[i])
+                       : testing::float_to_bits(wide[i]) == testing::float_to_bits(expected)));
+        }
+    }
+}
+
+TEST_CASE("keys and values in fp8, by a descale of each head") {
+    for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+        for (int64_t head_dim : {1, 33, 64, 128, 200}) {
+            for (int64_t seqlen_q : {1, 5, 70}) {
+                Case c(HostTensor(dtype, {2, 6, seqlen_q, head_dim}),
+                       HostTensor(DType::kFloat8E4M3, {2, 2, 130, head_dim}),
+                       HostTensor(DType::kFloat8E4M3, {2, 2, 130, 24}),
+                       HostTensor(dtype, {2, 6, seqlen_q, 24}));
+                HostTensor scales(DType::kFloat32, {2, 2});
+                scales.fill([](int64_t i) { return 0.3f + 0.4f * static_cast<float>(i); });
+                const TensorView both = scales.view();
+                TensorView heads = scales.view();
+                heads.ndim = 1, heads.strides[0] = 2;
+                c.options.v_descale = &both;
+                c.check_all_masks();
+                c.options.k_descale = &heads;
+                c.options.softcap = 2.0f, c.options.window_left = 40;
+                c.seqlens_k = {130, 77};
+                c.check();
+            }
+        }
+    }
+}
+
 TEST_CASE("the softmax's exponential is right to a unit in the last place") {
     for (SimdLevel level : simd_levels()) {
         const SimdKernels& simd = simd_kernels(level);

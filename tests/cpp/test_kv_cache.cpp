@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -119,6 +120,7 @@ struct Append {
     std::optional<Ints> table = {};
     Layout layout = Layout::kBSHD;
     std::optional<HostTensor> cos = {}, sin = {}, q = {}, q_rotated = {};
+    std::optional<HostTensor> k_descale = {}, v_descale = {};
     bool interleaved = false, queries_advance = true;
 
     AppendParams make() {
@@ -127,7 +129,7 @@ struct Append {
         options.interleaved = interleaved;
         options.queries_advance = queries_advance;
         views_ = {lengths.view()};
-        views_.reserve(8);
+        views_.reserve(10);
         const auto give = [&](auto& tensor) -> const TensorView* {
             if (!tensor) return nullptr;
             views_.push_back(tensor->view());
@@ -137,6 +139,7 @@ struct Append {
         options.page_table = give(table);
         options.cos = give(cos), options.sin = give(sin);
         options.q = give(q), options.q_rotated = give(q_rotated);
+        options.k_descale = give(k_descale), options.v_descale = give(v_descale);
         return make_append_params(k.view(), v.view(), k_cache.view(), v_cache.view(), options);
     }
     void run() { append(make()); }
@@ -167,12 +170,15 @@ std::string message(Append a) {
 
 TEST_CASE("pages in any order are the cache in one piece, bit for bit") {
     const int64_t batch = 5, heads = 4, heads_kv = 2, head_dim = 24, head_dim_v = 40;
-    for (DType dtype : kDTypes) {
+    for (DType dtype_kv :
+         {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3}) {
+        const DType dtype = dtype_kv == DType::kFloat8E4M3 ? DType::kFloat16 : dtype_kv;
         for (Layout layout : {Layout::kBHSD, Layout::kBSHD}) {
             for (int64_t page_size : {16, 64, 256}) {
                 const Ints table = shuffled_pages(batch, 512 / page_size);
-                Caches k = caches(dtype, layout, batch, heads_kv, page_size, head_dim, table, 1);
-                Caches v = caches(dtype, layout, batch, heads_kv, page_size, head_dim_v, table, 2);
+                Caches k = caches(dtype_kv, layout, batch, heads_kv, page_size, head_dim, table, 1);
+                Caches v =
+                    caches(dtype_kv, layout, batch, heads_kv, page_size, head_dim_v, table, 2);
                 for (int64_t seqlen_q : {1, 19}) {
                     HostTensor q(dtype, in_layout(layout, {batch, heads, seqlen_q, head_dim}));
                     q.fill_normal(3);
@@ -340,6 +346,53 @@ TEST_CASE("rotary turns pairs of columns by the angles of the row's position") {
     }
 }
 
+TEST_CASE("into a cache in fp8: divided by the descale of the head, rounded once") {
+    for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+        for (bool rotates : {false, true}) {
+            Append a = usual(dtype, {5, 37});
+            a.k_cache = HostTensor(DType::kFloat8E4M3, {2, 40, 2, 24});
+            a.v_cache = HostTensor(DType::kFloat8E4M3, {2, 40, 2, 8});
+            a.k_cache.fill([](int64_t) { return 1; }), a.v_cache.fill([](int64_t) { return 1; });
+            a.k_descale.emplace(DType::kFloat32, std::vector<int64_t>{2, 2});
+            a.k_descale->fill([](int64_t i) { return 0.01f + static_cast<float>(i) / 7; });
+            a.v_descale.emplace(DType::kFloat32, std::vector<int64_t>{2});
+            a.v_descale->fill([](int64_t i) { return i == 0 ? 1e-3f : 0.37f; });  // 1e-3 saturates
+            a.v.set({0, 0, 0, 0}, -2.5f);
+            a.v.set({1, 2, 0, 5}, std::numeric_limits<float>::infinity());
+            a.v.set({1, 1, 1, 2}, std::numeric_limits<float>::quiet_NaN());
+            if (rotates) {  // by a quarter turn: (x, y) becomes (-y, x), exactly
+                a.cos.emplace(DType::kFloat32, std::vector<int64_t>{40, 3});
+                a.sin.emplace(DType::kFloat32, std::vector<int64_t>{40, 3});
+                a.cos->fill([](int64_t) { return 0; }), a.sin->fill([](int64_t) { return 1; });
+            }
+            HostTensor k_expected = a.k_cache, v_expected = a.v_cache;
+            for (int64_t b = 0; b < 2; ++b) {
+                for (int64_t i = 0; i < 3; ++i) {
+                    for (int64_t h = 0; h < 2; ++h) {
+                        const int64_t key = (b == 0 ? 5 : 37) + i;
+                        for (int64_t d = 0; d < 24; ++d) {
+                            float x = a.k.at({b, i, h, d});
+                            if (rotates && d < 3) x = -a.k.at({b, i, h, d + 3});
+                            if (rotates && 3 <= d && d < 6) x = a.k.at({b, i, h, d - 3});
+                            k_expected.set({b, key, h, d}, x / a.k_descale->at({b, h}));
+                        }
+                        for (int64_t d = 0; d < 8; ++d) {
+                            v_expected.set({b, key, h, d},
+                                           a.v.at({b, i, h, d}) / a.v_descale->at({h}));
+                        }
+                    }
+                }
+            }
+            a.run();
+            CHECK(bytes_of(a.k_cache) == bytes_of(k_expected));
+            CHECK(bytes_of(a.v_cache) == bytes_of(v_expected));
+            CHECK(a.v_cache.at({1, 39, 0, 5}) == 448);
+            CHECK(std::isnan(a.v_cache.at({1, 38, 1, 2})));
+            CHECK(a.v_cache.at({0, 5, 0, 0}) == -448);
+        }
+    }
+}
+
 TEST_CASE("empty appends do nothing") {
     Append a = usual();
     const auto before = bytes_of(a.k_cache);
@@ -407,6 +460,32 @@ TEST_CASE("what append refuses, it names") {
               a.cos.emplace(DType::kFloat16, std::vector<int64_t>{40, 12});
               a.sin.emplace(DType::kFloat16, std::vector<int64_t>{40, 12});
           })).find("cos has dtype float16; it must be float32") == 0);
+
+    const auto fp8 = [&](DType dtype, auto change) {
+        return with([&](Append& a) {
+            a = usual(dtype);
+            a.k_cache = HostTensor(DType::kFloat8E4M3, {2, 40, 2, 24});
+            a.v_cache = HostTensor(DType::kFloat8E4M3, {2, 40, 2, 8});
+            change(a);
+        });
+    };
+    CHECK(
+        message<InvalidType>(fp8(f32, [](Append&) {})) ==
+        "k has dtype float32 and k_cache float8_e4m3fn; with that it must be float16 or bfloat16");
+    CHECK(message<InvalidType>(fp8(DType::kFloat16, [](Append& a) {
+              a.v = HostTensor(DType::kBFloat16, {2, 3, 2, 8});
+          })) == "v has dtype bfloat16 but k has dtype float16; they must be equal");
+    CHECK(
+        message<InvalidType>(fp8(DType::kFloat16, [](Append& a) {
+            a.v_cache = HostTensor(DType::kFloat16, {2, 40, 2, 8});
+        })) == "v_cache has dtype float16 but k_cache has dtype float8_e4m3fn; they must be equal");
+    CHECK(
+        message<InvalidArgument>(fp8(DType::kFloat16, [](Append& a) {
+            a.k_descale.emplace(DType::kFloat32, std::vector<int64_t>{3});
+        })).find("k_descale has shape (3,); it must have one entry for each head of k_cache") == 0);
+    CHECK(message<InvalidArgument>(with(
+              [](Append& a) { a.v_descale.emplace(DType::kFloat32, std::vector<int64_t>{2}); })) ==
+          "v_descale is given but v_cache has dtype float32; only float8_e4m3fn has a descale");
 
     Append a = usual();
     const TensorView lengths = a.lengths.view();

@@ -230,6 +230,77 @@ TEST_CASE("dtypes and devices must agree") {  // FA-065, FA-003
           "k is on cuda:1 but q is on cpu; all tensors must be on one device");
 }
 
+TEST_CASE("fp8 is for k and v, beside 16-bit q and out; only it has a descale") {
+    const DType fp8 = DType::kFloat8E4M3;
+    const auto usual = [&] {
+        Arrays a(2, 4, 2, 5, 7, 8, 8);
+        a.q.dtype = a.out.dtype = DType::kFloat16;
+        a.k.dtype = a.v.dtype = fp8;
+        return a;
+    };
+    Arrays a = usual();
+    const TensorView by_head = a.dense({2}), by_entry = a.dense({2, 2});
+    Options options;
+    options.k_descale = &by_head, options.v_descale = &by_entry;
+    const Params params = a.make(options);
+    CHECK(params.problem.dtype_kv == fp8);
+    CHECK(params.tensors.k_descale.ptr == by_head.data);
+    CHECK(params.tensors.k_descale.batch_stride == 0);
+    CHECK(params.tensors.k_descale.head_stride == 1);
+    CHECK(params.tensors.v_descale.batch_stride == 2);
+    CHECK(params.tensors.v_descale.head_stride == 1);
+    CHECK(a.make().tensors.k_descale.ptr == nullptr);
+    CHECK(!a.make().problem.aligned16);  // 8 columns are half a vector
+
+    a.q.dtype = DType::kFloat32;
+    CHECK(message<InvalidType>(a) ==
+          "q has dtype float32 and k float8_e4m3fn; with that it must be float16 or bfloat16");
+    a = usual();
+    a.q.dtype = fp8;
+    CHECK(message<InvalidType>(a) ==
+          "q has dtype float8_e4m3fn; it must be float32, float16 or bfloat16");
+    a = usual();
+    a.v.dtype = DType::kFloat16;
+    CHECK(message<InvalidType>(a) ==
+          "v has dtype float16 but k has dtype float8_e4m3fn; they must be equal");
+    a = usual();
+    a.out.dtype = fp8;
+    CHECK(message<InvalidType>(a) ==
+          "out has dtype float8_e4m3fn but q has dtype float16; they must be equal");
+    a = usual();
+    a.k.dtype = a.v.dtype = DType::kFloat16;
+    CHECK(message<InvalidArgument>(a, options) ==
+          "k_descale is given but k has dtype float16; only float8_e4m3fn has a descale");
+
+    const auto refusal = [&](auto change) {
+        Arrays arrays = usual();
+        TensorView scales = arrays.dense({2, 2});
+        change(scales);
+        Options with;
+        with.v_descale = &scales;
+        return message<Error>(arrays, with);
+    };
+    CHECK(refusal([](TensorView& t) { t.dtype = DType::kFloat16; }) ==
+          "v_descale has dtype float16; it must be float32");
+    CHECK(refusal([](TensorView& t) { t.device = {DeviceType::kCuda, 0}; }) ==
+          "v_descale is on cuda:0 but q is on cpu; all tensors must be on one device");
+    const std::string rule =
+        "; it must have one entry for each head of v, (2,), or for each batch entry and head, (2, 2)";
+    CHECK(refusal([](TensorView& t) { t.shape[1] = 4; }) == "v_descale has shape (2, 4)" + rule);
+    CHECK(refusal([](TensorView& t) { t.ndim = 1, t.shape[0] = 4; }) ==
+          "v_descale has shape (4,)" + rule);
+    CHECK(refusal([](TensorView& t) { t.ndim = 0; }).find("v_descale has shape (") == 0);
+    CHECK(refusal([](TensorView& t) { t.data = nullptr; }) ==
+          "v_descale has no data (a null pointer)");
+    a = usual();
+    TensorView inside = a.out;
+    inside.ndim = 1, inside.shape[0] = 2, inside.dtype = DType::kFloat32;
+    options = {};
+    options.k_descale = &inside;
+    CHECK(message<InvalidArgument>(a, options) ==
+          "out overlaps k_descale in memory; kernels write while they read");
+}
+
 TEST_CASE("the last axis must be contiguous") {
     Arrays a = usual();
     a.q.strides[3] = 2;

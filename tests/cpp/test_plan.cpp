@@ -393,6 +393,19 @@ TEST_CASE("pages go to the kernel that splits keys, whatever the queries; others
     }
 }
 
+TEST_CASE("keys and values in fp8 are for the CPU's ladder") {
+    Problem p = problem(DeviceType::kCpu, DType::kFloat16, 64);
+    p.dtype_kv = DType::kFloat8E4M3;
+    for (const char* kernel : {"cpu_naive", "cpu_fa1", "cpu_fa2"}) {
+        CHECK(supports(kernel, p, laptop()) == "");
+    }
+    CHECK(contains(explain(plan(p, laptop()), p, laptop()), "float16 (float8_e4m3fn k and v)"));
+    p.device = DeviceType::kCuda;
+    CHECK(contains(message<Unsupported>([&] { plan(p, kH200); }),
+                   "it needs one dtype for q, k, v and out; they have float16, float8_e4m3fn and "
+                   "float16"));
+}
+
 TEST_CASE("a number of splits is for kernels that split") {
     Problem p = problem(DeviceType::kCuda, DType::kFloat16, 64, 4096);
     CHECK(plan(p, kH200).strategy == Strategy::kSplitQ);

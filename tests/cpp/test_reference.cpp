@@ -221,6 +221,42 @@ TEST_CASE("fp16 and bf16") {
     CHECK(wrong == 0);
 }
 
+TEST_CASE("fp8: codes by hand, and what a descale makes of them") {
+    using namespace fa101::testing;
+    CHECK(e4m3_to_float(0x01) == std::ldexp(1.0f, -9));  // the smallest subnormal
+    CHECK(e4m3_to_float(0x07) == 7 * std::ldexp(1.0f, -9));
+    CHECK(e4m3_to_float(0x08) == std::ldexp(1.0f, -6));
+    CHECK(e4m3_to_float(0x38) == 1.0f);
+    CHECK(e4m3_to_float(0xb9) == -1.125f);
+    CHECK(e4m3_to_float(0x7e) == 448.0f);
+    CHECK(std::isnan(e4m3_to_float(0x7f)));
+    CHECK(std::isnan(e4m3_to_float(0xff)));
+    CHECK(float_to_e4m3(1.0625f) == 0x38);  // ties, to even
+    CHECK(float_to_e4m3(1.1875f) == 0x3a);
+    CHECK(float_to_e4m3(1000.0f) == 0x7e);
+
+    // By batch entry and head, powers of two: the same numbers in float16.
+    const std::vector<int64_t> shape = {2, 2, 5, 4};
+    HostTensor q(DType::kFloat16, {2, 4, 3, 4}), k(DType::kFloat8E4M3, shape);
+    HostTensor v(DType::kFloat8E4M3, shape), k16(DType::kFloat16, shape), v16 = k16;
+    HostTensor k_descale(DType::kFloat32, {2, 2}), v_descale(DType::kFloat32, {2});
+    q.fill_normal(1), k.fill_normal(2), v.fill_normal(3);
+    k_descale.fill([](int64_t i) { return std::ldexp(1.0f, static_cast<int>(i) - 2); });
+    v_descale.fill([](int64_t i) { return i == 0 ? 4.0f : 0.5f; });
+    k16.fill([&](int64_t i) {
+        return k.at({i / 40, i / 20 % 2, i / 4 % 5, i % 4}) * k_descale.at({i / 40, i / 20 % 2});
+    });
+    v16.fill([&](int64_t i) {
+        return v.at({i / 40, i / 20 % 2, i / 4 % 5, i % 4}) * v_descale.at({i / 20 % 2});
+    });
+    const auto k_view = k_descale.view(), v_view = v_descale.view();
+    Options options;
+    options.k_descale = &k_view, options.v_descale = &v_view;
+    const Result scaled = reference(q, k, v, options), plain = reference(q, k16, v16);
+    CHECK(scaled.o == plain.o);
+    CHECK(scaled.lse == plain.lse);
+}
+
 TEST_CASE("a comparison finds the worst place") {
     HostTensor actual(DType::kFloat32, {2, 3, 4, 5}, {60, 1 * 20, -5, 1});
     actual.fill_normal(1);

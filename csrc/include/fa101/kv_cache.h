@@ -6,6 +6,9 @@
 //
 // A row without room, or whose page is outside of the cache, is not written: nothing else ever is.
 //
+// Into a cache of float8_e4m3fn go the rows, rotated, divided by the descale of their head, to the
+// nearest code: ties to even, beyond +-448 (inf too) +-448, NaN as NaN.
+//
 // The rotary embedding (Su et al., arXiv 2104.09864) turns pairs (x, y) of the first rotary_dim
 // columns of a row at position p by the angles of row p of cos and sin, in float32:
 //
@@ -29,8 +32,10 @@ struct AppendOptions {
     const TensorView* seqlens_k = nullptr;   // (batch) int32: keys that are there; needed
     const TensorView* page_table = nullptr;  // see Options::page_table
 
+    const TensorView *k_descale = nullptr, *v_descale = nullptr;  // see Options::k_descale
+
     // (positions, rotary_dim / 2), at least a position for each key there is room for; float32 or
-    // the dtype of the cache. Absent: nothing is rotated.
+    // the dtype of k. Absent: nothing is rotated.
     const TensorView *cos = nullptr, *sin = nullptr;
     bool interleaved = false;
 
@@ -47,6 +52,7 @@ struct AppendOptions {
 struct RowCopy {
     const void* src_ptr = nullptr;
     void* dst_ptr = nullptr;
+    Descale descale;  // of a destination in fp8
     int64_t heads = 0, rows = 0, head_dim = 0;
     int64_t src_batch_stride = 0, src_head_stride = 0, src_row_stride = 0;
     int64_t dst_batch_stride = 0, dst_head_stride = 0, dst_row_stride = 0;
@@ -56,6 +62,7 @@ struct RowCopy {
 struct AppendParams {
     Device device;
     DType dtype = DType::kFloat32;
+    DType dtype_cache = DType::kFloat32;  // the same, or float8_e4m3fn
     int64_t batch = 0;
     int64_t capacity = 0;  // keys of a batch entry that there is room for
     RowCopy k, v;          // to the caches; with pages their batch axis counts pages

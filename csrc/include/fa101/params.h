@@ -55,6 +55,9 @@ struct Options {
     // order, so that seqlen_k is max_pages * page_size. page_size is a power of two from 16 on. On
     // the device, like seqlens_k; a page outside of [0, num_pages) counts as the last.
     const TensorView* page_table = nullptr;
+    // float32, (num_heads_kv) or (batch, num_heads_kv), for k and v in float8_e4m3fn: what the
+    // elements of a head are to be multiplied by; none: 1. On the device, like seqlens_k.
+    const TensorView *k_descale = nullptr, *v_descale = nullptr;
     const char *k_name = "k", *v_name = "v";  // what errors call them
 
     // Parts that split_kv cuts the keys into; 0: as it sees fit. It cuts at multiples of 128 keys,
@@ -78,7 +81,7 @@ struct Problem {
 
     DeviceType device = DeviceType::kCpu;
     DType dtype_q = DType::kFloat32;
-    DType dtype_kv = DType::kFloat32;
+    DType dtype_kv = DType::kFloat32;  // that of q, or float8_e4m3fn where q is 16 bits wide
     DType dtype_o = DType::kFloat32;
 
     float softmax_scale = 1.0f;
@@ -121,6 +124,12 @@ struct Problem {
     FA101_EXPORT int64_t visible_pairs() const;
 };
 
+// What the elements of an fp8 head stand for: their value times this.
+struct Descale {
+    const float* ptr = nullptr;  // (batch, num_heads_kv), or null: 1
+    int64_t batch_stride = 0, head_stride = 0;
+};
+
 // The data. Strides count elements; the last axis of q, k, v and o is contiguous.
 struct Tensors {
     const void* q_ptr = nullptr;  // (batch, num_heads, seqlen_q, head_dim)
@@ -138,6 +147,8 @@ struct Tensors {
     const int32_t* page_table_ptr = nullptr;  // (batch, max_pages), or null
     int64_t page_table_stride = 0;
     int64_t num_pages = 0;
+
+    Descale k_descale, v_descale;
 
     int64_t q_batch_stride = 0, q_head_stride = 0, q_row_stride = 0;
     int64_t k_batch_stride = 0, k_head_stride = 0, k_row_stride = 0;

@@ -5,10 +5,14 @@
 
 namespace fa101 {
 
-enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16, kInt32, kBool };
+// kFloat8E4M3 is the OCP's E4M3 (8-bit floating point specification, 2023), which frameworks call
+// float8_e4m3fn: 4 bits of exponent, 3 of mantissa, no inf, up to +-448.
+enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16, kInt32, kBool, kFloat8E4M3 };
 
 constexpr int64_t size_of(DType dtype) {
-    return dtype == DType::kBool ? 1 : dtype == DType::kFloat32 || dtype == DType::kInt32 ? 4 : 2;
+    return dtype == DType::kBool || dtype == DType::kFloat8E4M3 ? 1
+           : dtype == DType::kFloat32 || dtype == DType::kInt32 ? 4
+                                                                : 2;
 }
 
 constexpr const char* name_of(DType dtype) {
@@ -23,6 +27,8 @@ constexpr const char* name_of(DType dtype) {
             return "int32";
         case DType::kBool:
             return "bool";
+        case DType::kFloat8E4M3:
+            return "float8_e4m3fn";
     }
     return "unknown";
 }
