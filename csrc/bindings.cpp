@@ -146,11 +146,14 @@ DType dtype_of(nb::dlpack::dtype dtype, const char* name) {
     if (is(Code::Bfloat, 16)) return DType::kBFloat16;
     if (is(Code::Int, 32)) return DType::kInt32;
     if (is(Code::Bool, 8)) return DType::kBool;
+    if (is(Code::Float8_E4M3FN, 8)) return DType::kFloat8E4M3;
     const std::string_view argument = name;
     throw InvalidType(std::string(name) + " has dtype " + describe(dtype) + "; it must be " +
                       (argument == "mask"         ? "bool"
                        : argument == "seqlens_k"  ? "int32"
                        : argument == "page_table" ? "int32"
+                       : argument == "k_descale"  ? "float32"
+                       : argument == "v_descale"  ? "float32"
                                                   : "float32, float16 or bfloat16"));
 }
 
@@ -169,11 +172,11 @@ Device device_of(nb::dlpack::device device, const char* name) {
     }
 }
 
-TensorView view_of(const Array& array, const char* name) {
+TensorView view_of(const Array& array, const char* name, nb::dlpack::dtype dtype) {
     const nb::dlpack::dltensor& t = array.tensor();
     TensorView view;
     view.data = array.data();
-    view.dtype = dtype_of(t.dtype, name);
+    view.dtype = dtype_of(dtype, name);
     view.device = device_of(t.device, name);
     view.ndim = t.ndim;  // more than kMaxDims is for make_params to refuse
     view.read_only = array.read_only();
@@ -184,6 +187,27 @@ TensorView view_of(const Array& array, const char* name) {
         dense *= t.shape[i];
     }
     return view;
+}
+
+TensorView view_of(const Array& array, const char* name) {
+    return view_of(array, name, array.tensor().dtype);
+}
+
+constexpr nb::dlpack::dtype kBFloat16{static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat), 16, 1};
+constexpr nb::dlpack::dtype kFloat8E4M3{static_cast<uint8_t>(nb::dlpack::dtype_code::Float8_E4M3FN),
+                                        8, 1};
+
+// A cache of bytes is the bits of fp8, of those who cannot export it, if a descale says so.
+TensorView cache_view_of(const Array& array, const char* name, const char* descale_name,
+                         bool has_descale) {
+    if (array.tensor().dtype != nb::dtype<uint8_t>()) return view_of(array, name);
+    if (!has_descale) {
+        throw InvalidType(std::string(name) + " has dtype uint8, which without " + descale_name +
+                          " is not taken for the bits of float8_e4m3fn; view it as that dtype or "
+                          "give " +
+                          descale_name);
+    }
+    return view_of(array, name, kFloat8E4M3);
 }
 
 // Whether each array is of one of `types` and has the C exchange API, and is, as it stands, dense
@@ -308,8 +332,8 @@ struct Call {
 struct CachedCall {
     CachedCall(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::handle out, nb::handle lse,
                nb::handle k, nb::handle v, nb::handle seqlens_k, nb::handle page_table,
-               nb::handle cos, nb::handle sin, nb::handle q_rotated, bool interleaved,
-               const Asked& asked)
+               nb::handle k_descale, nb::handle v_descale, nb::handle cos, nb::handle sin,
+               nb::handle q_rotated, bool interleaved, const Asked& asked)
         : appends(need_both(k, v, cos)),
           q_array(q, "q", Access::kRead),
           k_cache_array(k_cache, "k_cache", appends ? Access::kWrite : Access::kRead),
@@ -320,24 +344,31 @@ struct CachedCall {
           v_array(v, "v", Access::kRead),
           lengths_array(seqlens_k, "seqlens_k", Access::kRead),
           table_array(page_table, "page_table", Access::kRead),
+          k_descale_array(k_descale, "k_descale", Access::kRead),
+          v_descale_array(v_descale, "v_descale", Access::kRead),
           cos_array(cos, "cos", Access::kRead),
           sin_array(sin, "sin", Access::kRead),
           rotated_array(q_rotated, "q_rotated", Access::kWrite) {
         const TensorView q_view = view_of(q_array, "q");
-        const TensorView k_cache_view = view_of(k_cache_array, "k_cache");
-        const TensorView v_cache_view = view_of(v_cache_array, "v_cache");
+        const TensorView k_cache_view =
+            cache_view_of(k_cache_array, "k_cache", "k_descale", k_descale_array.get() != nullptr);
+        const TensorView v_cache_view =
+            cache_view_of(v_cache_array, "v_cache", "v_descale", v_descale_array.get() != nullptr);
         const TensorView out_view = view_of(out_array, "out");
         device = q_view.device;
 
         Options options = asked.options;
         options.seqlens_k = lengths_array.get();
         options.page_table = table_array.get();
+        options.k_descale = k_descale_array.get(), options.v_descale = v_descale_array.get();
         options.k_name = "k_cache", options.v_name = "v_cache";
         if (appends) {
             AppendOptions append_options;
             append_options.layout = options.layout;
             append_options.seqlens_k = options.seqlens_k;
             append_options.page_table = options.page_table;
+            append_options.k_descale = options.k_descale;
+            append_options.v_descale = options.v_descale;
             append_options.cos = cos_array.get(), append_options.sin = sin_array.get();
             append_options.interleaved = interleaved;
             if (rotated_array.get() != nullptr) {
@@ -357,8 +388,8 @@ struct CachedCall {
 
     bool appends;
     Array q_array, k_cache_array, v_cache_array, out_array;
-    OptionalArray lse_array, k_array, v_array, lengths_array, table_array, cos_array, sin_array,
-        rotated_array;
+    OptionalArray lse_array, k_array, v_array, lengths_array, table_array, k_descale_array,
+        v_descale_array, cos_array, sin_array, rotated_array;
     Device device;
     std::optional<AppendParams> new_keys;
     Params params;
@@ -469,11 +500,12 @@ void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handl
 
 void forward_with_kvcache(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::handle out,
                           nb::handle lse, nb::handle k, nb::handle v, nb::handle seqlens_k,
-                          nb::handle page_table, nb::handle cos, nb::handle sin,
-                          nb::handle q_rotated, bool interleaved, const Asked& asked,
-                          uintptr_t stream, nb::handle allocate, int num_threads) {
-    const CachedCall call(q, k_cache, v_cache, out, lse, k, v, seqlens_k, page_table, cos, sin,
-                          q_rotated, interleaved, asked);
+                          nb::handle page_table, nb::handle k_descale, nb::handle v_descale,
+                          nb::handle cos, nb::handle sin, nb::handle q_rotated, bool interleaved,
+                          const Asked& asked, uintptr_t stream, nb::handle allocate,
+                          int num_threads) {
+    const CachedCall call(q, k_cache, v_cache, out, lse, k, v, seqlens_k, page_table, k_descale,
+                          v_descale, cos, sin, q_rotated, interleaved, asked);
     plan_and_run(call.params, call.device, asked, stream, allocate, num_threads, [&] {
         if (call.new_keys) append(*call.new_keys, reinterpret_cast<Stream>(stream));
     });
@@ -500,11 +532,11 @@ Explained explain_call(nb::handle q, nb::handle k, nb::handle v, nb::handle out,
 
 Explained explain_cached_call(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::handle out,
                               nb::handle lse, nb::handle k, nb::handle v, nb::handle seqlens_k,
-                              nb::handle page_table, nb::handle cos, nb::handle sin,
-                              nb::handle q_rotated, bool interleaved, const Asked& asked,
-                              int num_threads) {
-    const CachedCall call(q, k_cache, v_cache, out, lse, k, v, seqlens_k, page_table, cos, sin,
-                          q_rotated, interleaved, asked);
+                              nb::handle page_table, nb::handle k_descale, nb::handle v_descale,
+                              nb::handle cos, nb::handle sin, nb::handle q_rotated,
+                              bool interleaved, const Asked& asked, int num_threads) {
+    const CachedCall call(q, k_cache, v_cache, out, lse, k, v, seqlens_k, page_table, k_descale,
+                          v_descale, cos, sin, q_rotated, interleaved, asked);
     return explained(call.params, call.device, asked, num_threads);
 }
 
@@ -572,24 +604,30 @@ void set_num_threads(int n) {
 // ---- for frameworks that need more
 // -----------------------------------------------------------------
 
-constexpr nb::dlpack::dtype kBFloat16{static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat), 16, 1};
-
-// NumPy's bfloat16 (ml_dtypes) has no DLPack export, but its bits, seen as uint16, do.
-nb::object as_bfloat16(nb::handle bits) {
+// NumPy's bfloat16 and float8_e4m3fn (ml_dtypes) have no DLPack export, but their bits, seen as
+// unsigned integers, do.
+nb::object reinterpret(nb::handle bits, nb::dlpack::dtype from, nb::dlpack::dtype to) {
     const Array array(bits, "bits", Access::kWrite);
     const nb::dlpack::dltensor& t = array.tensor();
-    if (t.dtype != nb::dtype<uint16_t>()) {
-        throw InvalidType("bits has dtype " + describe(t.dtype) + "; it must be uint16");
+    if (t.dtype != from) {
+        throw InvalidType("bits has dtype " + describe(t.dtype) + "; it must be " + describe(from));
     }
     const auto ndim = static_cast<size_t>(t.ndim);
     const auto* shape = reinterpret_cast<const size_t*>(t.shape);
     const auto [type, id] = t.device;
     if (array.read_only()) {
         return nb::cast(nb::ndarray<nb::array_api, nb::ro>(array.data(), ndim, shape, bits,
-                                                           t.strides, kBFloat16, type, id));
+                                                           t.strides, to, type, id));
     }
-    return nb::cast(nb::ndarray<nb::array_api>(array.data(), ndim, shape, bits, t.strides,
-                                               kBFloat16, type, id));
+    return nb::cast(
+        nb::ndarray<nb::array_api>(array.data(), ndim, shape, bits, t.strides, to, type, id));
+}
+
+nb::object as_bfloat16(nb::handle bits) {
+    return reinterpret(bits, nb::dtype<uint16_t>(), kBFloat16);
+}
+nb::object as_float8_e4m3fn(nb::handle bits) {
+    return reinterpret(bits, nb::dtype<uint8_t>(), kFloat8E4M3);
 }
 
 // An uninitialised CUDA array for JAX, whose allocator cannot be reached. JAX may drop it while its
@@ -694,16 +732,18 @@ NB_MODULE(_fa101, m) {
           "cudaStream_t; `allocate(n)` gives n bytes of workspace on that stream.");
     m.def("forward_with_kvcache", &forward_with_kvcache, "q"_a, "k_cache"_a, "v_cache"_a, "out"_a,
           "lse"_a.none(), "k"_a.none(), "v"_a.none(), "seqlens_k"_a.none(), "page_table"_a.none(),
-          "cos"_a.none(), "sin"_a.none(), "q_rotated"_a.none(), "interleaved"_a, "options"_a,
-          "stream"_a, "allocate"_a.none(), "num_threads"_a,
+          "k_descale"_a.none(), "v_descale"_a.none(), "cos"_a.none(), "sin"_a.none(),
+          "q_rotated"_a.none(), "interleaved"_a, "options"_a, "stream"_a, "allocate"_a.none(),
+          "num_threads"_a,
           "Writes k and v, where they are, into the caches at seqlens_k, then attention into out.");
     m.def("explain", &explain_call, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a.none(), "bias"_a.none(),
           "mask"_a.none(), "seqlens_k"_a.none(), "options"_a, "num_threads"_a,
           "The plan of forward() with these arguments.");
     m.def("explain_with_kvcache", &explain_cached_call, "q"_a, "k_cache"_a, "v_cache"_a, "out"_a,
           "lse"_a.none(), "k"_a.none(), "v"_a.none(), "seqlens_k"_a.none(), "page_table"_a.none(),
-          "cos"_a.none(), "sin"_a.none(), "q_rotated"_a.none(), "interleaved"_a, "options"_a,
-          "num_threads"_a, "The plan of forward_with_kvcache() with these arguments.");
+          "k_descale"_a.none(), "v_descale"_a.none(), "cos"_a.none(), "sin"_a.none(),
+          "q_rotated"_a.none(), "interleaved"_a, "options"_a, "num_threads"_a,
+          "The plan of forward_with_kvcache() with these arguments.");
     m.def("kernels", &kernel_list, "Every kernel, in the order of the ladder.");
     m.def("info", &info, "How this binary was built and what it runs on.");
     m.def("get_num_threads", &cpu_threads, "Threads that the CPU kernels use.");
@@ -713,6 +753,8 @@ NB_MODULE(_fa101, m) {
         "The SIMD level that the CPU kernels use.");
 
     m.def("as_bfloat16", &as_bfloat16, "bits"_a, "The same memory, uint16 seen as bfloat16.");
+    m.def("as_float8_e4m3fn", &as_float8_e4m3fn, "bits"_a,
+          "The same memory, uint8 seen as float8_e4m3fn.");
     m.def("cuda_empty", &cuda_empty, "shape"_a, "dtype"_a, "device"_a,
           "An uninitialised array on a GPU.");
     m.def("cuda_synchronize", &cuda_synchronize, "device"_a,

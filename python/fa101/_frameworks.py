@@ -50,7 +50,17 @@ def _find(name: str, kind: type) -> Framework:
 
 
 def _refuse_dtype(name: str, dtype: object) -> TypeError:
-    return TypeError(f"{name} has dtype {dtype}; it must be float32, float16 or bfloat16")
+    rule = "float32, float16 or bfloat16"
+    if name.endswith("_cache"):
+        rule = "float32, float16, bfloat16 or float8_e4m3fn"
+    elif _dtype_name(dtype).startswith("float8"):
+        rule += "; in fp8 there are caches only, of flash_attention_with_kvcache"
+    return TypeError(f"{name} has dtype {dtype}; it must be {rule}")
+
+
+# A cache's bits, in a dtype of their own or, from those who cannot export it, as uint8, which the
+# binding takes where there is a descale.
+_FP8_DTYPES = ("float8_e4m3fn", "uint8")
 
 
 def _axis_order(strides: Sequence[int]) -> list[int]:
@@ -79,6 +89,8 @@ _EXTRA_DTYPES = {
     "mask": ("bool",),
     "seqlens_k": ("int32",),
     "page_table": ("int32",),
+    "k_descale": ("float32",),
+    "v_descale": ("float32",),
     "cos": ("float32", "float16", "bfloat16"),
     "sin": ("float32", "float16", "bfloat16"),
 }
@@ -210,7 +222,7 @@ class Torch(Framework):
         self._refuse_transforms(q=q, k_cache=k_cache, v_cache=v_cache, **new)
         for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
             self._require_plain_memory(name, x)
-            if x.dtype not in self._dtypes:
+            if x.dtype not in self._dtypes and _dtype_name(x.dtype) not in _FP8_DTYPES:
                 raise _refuse_dtype(name, x.dtype)
         cast = self._autocast_dtype(q)
         for name, x in new.items():
@@ -365,12 +377,15 @@ class Numpy(Framework):
         return self._input("q", q), k_cache, v_cache, k, v
 
     def _input(self, name: str, x: Any) -> Any:
-        x = self._cache(name, x)
+        x = self._checked(name, x)
         return x if self._is_readable(x) else x.copy(order="C")
 
     def _cache(self, name: str, x: Any) -> Any:
+        return self._checked(name, x, _FP8_DTYPES)
+
+    def _checked(self, name: str, x: Any, others: Sequence[str] = ()) -> Any:
         self._require_plain(name, x)
-        if x.dtype not in self._dtypes and x.dtype.name != "bfloat16":
+        if x.dtype not in self._dtypes and x.dtype.name not in ("bfloat16", *others):
             raise _refuse_dtype(name, x.dtype)
         return x
 
@@ -416,9 +431,13 @@ class Numpy(Framework):
         return (int(x.min()), int(x.max())) if x.size else None
 
     def argument(self, x: Any) -> Any:
-        if x.dtype in self._dtypes or x.dtype.name != "bfloat16":
+        if x.dtype in self._dtypes:
             return x
-        return _fa101.as_bfloat16(x.view("uint16"))
+        if x.dtype.name == "bfloat16":
+            return _fa101.as_bfloat16(x.view("uint16"))
+        if x.dtype.name == "float8_e4m3fn":
+            return _fa101.as_float8_e4m3fn(x.view("uint8"))
+        return x
 
     def allocator(self, q: Any) -> Allocator:
         return functools.partial(self._xp.empty, dtype="uint8")
@@ -490,8 +509,8 @@ class Jax(Framework):
     def inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
         return self._input("q", q), self._input("k", k), self._input("v", v)
 
-    def _input(self, name: str, x: Any) -> Any:
-        if x.dtype.name not in ("float32", "float16", "bfloat16"):
+    def _input(self, name: str, x: Any, others: Sequence[str] = ()) -> Any:
+        if x.dtype.name not in ("float32", "float16", "bfloat16", *others):
             raise _refuse_dtype(name, x.dtype)
         self._require_one_device(name, x)
         return x
@@ -503,8 +522,8 @@ class Jax(Framework):
             raise ValueError(
                 "k and v are given, but k_cache is a JAX array, which cannot be written in place"
             )
-        q, k_cache = self._input("q", q), self._input("k_cache", k_cache)
-        return q, k_cache, self._input("v_cache", v_cache), None, v
+        q, k_cache = self._input("q", q), self._input("k_cache", k_cache, _FP8_DTYPES)
+        return q, k_cache, self._input("v_cache", v_cache, _FP8_DTYPES), None, v
 
     def extra(self, name: str, x: Any) -> Any:
         self._require_one_device(name, x)

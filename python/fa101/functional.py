@@ -170,6 +170,8 @@ def flash_attention_with_kvcache(
     v: Array | None = ...,
     seqlens_k: Array | int | Sequence[int] | None = ...,
     page_table: Array | None = ...,
+    k_descale: Array | None = ...,
+    v_descale: Array | None = ...,
     causal: bool = ...,
     align: str = ...,
     window: tuple[int | None, int | None] | None = ...,
@@ -193,6 +195,8 @@ def flash_attention_with_kvcache(
     v: Array | None = ...,
     seqlens_k: Array | int | Sequence[int] | None = ...,
     page_table: Array | None = ...,
+    k_descale: Array | None = ...,
+    v_descale: Array | None = ...,
     causal: bool = ...,
     align: str = ...,
     window: tuple[int | None, int | None] | None = ...,
@@ -215,6 +219,8 @@ def flash_attention_with_kvcache(
     v: Any = None,
     seqlens_k: Any = None,
     page_table: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
     causal: bool = True,
     align: str = "bottom_right",
     window: tuple[int | None, int | None] | None = None,
@@ -234,6 +240,7 @@ def flash_attention_with_kvcache(
           or, as pages    (num_pages, page_size, heads_kv, head_dim and head_dim_v)
         k, v              (batch, seqlen_new, heads_kv, head_dim and head_dim_v)
         page_table        (batch, max_pages), int32
+        k_descale, v_descale  (heads_kv,) or (batch, heads_kv), float32
         out               (batch, seqlen_q, heads, head_dim_v)
         lse               (batch, heads, seqlen_q), float32, in either layout
     Arrays, dtypes, devices, streams and what the other arguments mean are as in flash_attention,
@@ -252,6 +259,14 @@ def flash_attention_with_kvcache(
         page_size is a power of two from 16 on, the capacity max_pages * page_size. Entries past a
         sequence's last key are not read. An entry outside of [0, num_pages) gives values that mean
         nothing, but no memory outside of the cache is read, and nothing is written for it.
+    k_descale, v_descale: for caches of float8_e4m3fn (the E4M3 of the OCP's 8-bit floating point
+        specification): an element of a head stands for its value times the descale of the head, a
+        positive number read on the device (name and shape as in FlashAttention-3); None is 1. New
+        keys, once rotated, and values are divided by it and rounded to the nearest, ties to even;
+        beyond +-448 they become +-448, NaN stays NaN. max |k| / 448 of a head uses all codes. q, k,
+        v and out are float16 or bfloat16 then. A cache of uint8 is taken for the bits of
+        float8_e4m3fn if its descale is given: for CuPy, and NumPy without ml_dtypes, which have no
+        such dtype.
     rotary: (cos, sin, interleaved): rotary position embedding (Su et al., arXiv 2104.09864) of k on
         its way into the cache, and of q. cos and sin are (positions, rotary_dim / 2), float32 or
         the dtype of q, with a position for each key there is room for; rotary_dim is at most
@@ -264,14 +279,14 @@ def flash_attention_with_kvcache(
         the same number. An integer cuts the capacity into so many parts, or into fewer, at
         multiples of 128 keys.
 
-    On CUDA pages need float16 or bfloat16, and a head_dim of at most 256.
+    On CUDA pages and caches in fp8 need q in float16 or bfloat16, and a head_dim of at most 256.
     """
     _require_type("return_lse", return_lse, bool, "True or False")
     options = _options(
         causal, window, align, softmax_scale, softcap, layout, num_splits, "auto", "auto"
     )
     framework, arrays, interleaved = _cached_arrays(
-        q, k_cache, v_cache, k, v, seqlens_k, page_table, rotary, layout, out
+        q, k_cache, v_cache, k, v, seqlens_k, page_table, k_descale, v_descale, rotary, layout, out
     )
     q, k_cache, v_cache, k, v, *others = arrays
     target = framework.empty_out(q, v_cache) if out is None else framework.writable(out)
@@ -340,6 +355,8 @@ def plan_with_kvcache(
     v: Any = None,
     seqlens_k: Any = None,
     page_table: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
     causal: bool = True,
     align: str = "bottom_right",
     window: tuple[int | None, int | None] | None = None,
@@ -354,7 +371,7 @@ def plan_with_kvcache(
         causal, window, align, softmax_scale, softcap, layout, num_splits, "auto", "auto"
     )
     framework, arrays, interleaved = _cached_arrays(
-        q, k_cache, v_cache, k, v, seqlens_k, page_table, rotary, layout, None
+        q, k_cache, v_cache, k, v, seqlens_k, page_table, k_descale, v_descale, rotary, layout, None
     )
     q, k_cache, v_cache, k, v, *others = arrays
     target = framework.empty_out(q, v_cache)
@@ -389,23 +406,29 @@ def _cached_arrays(
     v: Any,
     seqlens_k: Any,
     page_table: Any,
+    k_descale: Any,
+    v_descale: Any,
     rotary: Any,
     layout: str,
     out: Any,
 ) -> tuple[Framework, tuple[Any, ...], bool]:
-    """The framework of a call with a cache; q, k_cache, v_cache, k, v, seqlens_k, page_table, cos
-    and sin, checked and None where they are not there; and rotary's `interleaved`."""
+    """The framework of a call with a cache; q, k_cache, v_cache, k, v, seqlens_k, page_table,
+    k_descale, v_descale, cos and sin, checked and None where they are not there; and rotary's
+    `interleaved`."""
     cos, sin, interleaved = _rotary(rotary)
     on_host = type(seqlens_k) is not type(q) and isinstance(seqlens_k, (Integral, list, tuple))
     lengths = None if on_host else seqlens_k
     framework = framework_of("q", q)
-    if not _are_alike((q, k_cache, v_cache), (page_table, cos, sin, lengths, k, v, out)):
+    scales = (k_descale, v_descale)
+    if not _are_alike((q, k_cache, v_cache), (page_table, cos, sin, lengths, k, v, out, *scales)):
         optional = {"page_table": page_table, "cos": cos, "sin": sin, "seqlens_k": lengths}
-        optional |= {"k": k, "v": v, "out": out}
+        optional |= {"k": k, "v": v, "out": out, "k_descale": k_descale, "v_descale": v_descale}
         _require_framework(framework, {"q": q, "k_cache": k_cache, "v_cache": v_cache}, optional)
     q, k_cache, v_cache, k, v = framework.cache_inputs(q, k_cache, v_cache, k, v)
     page_table = _extra(framework, "page_table", page_table)
     cos, sin = _extra(framework, "cos", cos), _extra(framework, "sin", sin)
+    k_descale = _extra(framework, "k_descale", k_descale)
+    v_descale = _extra(framework, "v_descale", v_descale)
     if on_host:
         room = _room(k_cache, page_table, k, layout)
         batch = q.shape[0] if q.shape else 0
@@ -414,7 +437,8 @@ def _cached_arrays(
         lengths = framework.extra("seqlens_k", lengths)
         if (found := framework.host_range(lengths)) is not None:
             _require_room("seqlens_k", found, _room(k_cache, page_table, k, layout))
-    return framework, (q, k_cache, v_cache, k, v, lengths, page_table, cos, sin), interleaved
+    others = (lengths, page_table, k_descale, v_descale, cos, sin)
+    return framework, (q, k_cache, v_cache, k, v, *others), interleaved
 
 
 def _extra(framework: Framework, name: str, x: Any) -> Any:

@@ -45,12 +45,15 @@ def reference_attention(
     bias: Any = None,
     mask: Any = None,
     seqlens_k: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
     layout: str = "bhsd",
 ) -> tuple[Any, Any]:
     """(out, lse) in float64, from the definition; keys a query may not see are not touched."""
     q, k, v = (to_float64(x) for x in (q, k, v))
     if layout == "bshd":
         q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+    k, v = _scaled(k, k_descale), _scaled(v, v_descale)
     batch, heads, seqlen_q, head_dim = q.shape
     seqlen_k = k.shape[2]
     group = heads // k.shape[1] if k.shape[1] else 1
@@ -91,6 +94,11 @@ def reference_attention(
     return (out.swapaxes(1, 2) if layout == "bshd" else out), lse
 
 
+def _scaled(x: Any, descale: Any) -> Any:
+    """x (batch, heads, seqlen, head_dim) times descale, (heads,) or (batch, heads)."""
+    return x if descale is None else x * to_float64(descale)[..., None, None]
+
+
 def visible_pairs(
     shape: tuple[int, int, int, int],
     *,
@@ -126,12 +134,21 @@ def torch_attention(
     softmax_scale: float | None = None,
     softcap: float = 0.0,
     bias: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
     layout: str = "bhsd",
     **visibility: Any,
 ) -> Any:
-    """The same maths by torch in the dtype of q, without fusion: the yardstick of errors."""
+    """The same maths by torch in the dtype of q, without fusion: the yardstick of errors. Keys and
+    values in fp8 are scaled and rounded to that dtype first."""
     import torch
 
+    if dtype_name(k) == "float8_e4m3fn":
+        heads_first = layout == "bhsd"
+        k, v = (
+            _widened(x, descale, heads_first, _as_torch(q))
+            for x, descale in ((k, k_descale), (v, v_descale))
+        )
     q, k, v = (_as_torch(x) for x in (q, k, v))
     if layout == "bshd":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -156,6 +173,14 @@ def torch_attention(
         logits = logits.masked_fill(~visible.to(logits.device), -torch.inf)
     out = matmul(torch.nan_to_num(logits.softmax(dim=-1)), v)
     return out.transpose(1, 2) if layout == "bshd" else out
+
+
+def _widened(x: Any, descale: Any, heads_first: bool, like: Any) -> Any:
+    import torch
+
+    x = to_float64(x)
+    x = _scaled(x, descale) if heads_first else _scaled(x.swapaxes(1, 2), descale).swapaxes(1, 2)
+    return torch.from_numpy(x).to(like)
 
 
 def _as_torch(x: Any) -> Any:
@@ -196,7 +221,8 @@ def _without_nonfinite(x: Any) -> Any:
         return x
     import torch
 
-    return torch.nan_to_num(_as_torch(x), nan=0.0, posinf=0.0, neginf=0.0)
+    x = _as_torch(x)
+    return torch.nan_to_num(x.float(), nan=0.0, posinf=0.0, neginf=0.0).to(x.dtype)
 
 
 def _largest(x: Any) -> float:

@@ -148,7 +148,8 @@ def attend(q, k, v, **options):
 
 def bits(x):
     """Comparable with ==, NaN included."""
-    return x.contiguous().view(torch.int32 if x.element_size() == 4 else torch.int16)
+    dtypes = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+    return x.contiguous().view(dtypes[x.element_size()])
 
 
 def run_python(code, *, quiet=False, **env):

@@ -28,6 +28,15 @@ PLACES = [
 ]
 
 
+# Caches in fp8, beside 16-bit queries.
+FP8 = torch.float8_e4m3fn
+FP8_PLACES = [
+    pytest.param(device, dtype, id=f"{device}-{dtype}", marks=marks)
+    for device, marks in (("cpu", ()), ("cuda", pytest.mark.gpu))
+    for dtype in (torch.float16, torch.bfloat16)
+]
+
+
 def int32(values, device):
     return torch.tensor(values, dtype=torch.int32, device=device)
 
@@ -43,6 +52,8 @@ class Cache:
     k and v are (batch, capacity, heads_kv, head_dim), as if in one piece. With a page_size
     k_cache and v_cache are pages in no order, every third of them nobody's, and the table has
     nonsense past the page of the last of the keys and of the `new` ones that calls append.
+
+    fp8: the caches are float8_e4m3fn, with descales by "head", by "entry" and head, or "bare".
     """
 
     def __init__(
@@ -59,9 +70,11 @@ class Cache:
         device="cpu",
         seed=0,
         new=0,
+        fp8=None,
     ):
         generator = torch.Generator().manual_seed(seed)
         batch = len(lengths)
+        self.dtype = dtype
         self.lengths, self.capacity, self.new = list(lengths), capacity, new
         self.layout, self.page_size, self.device = layout, page_size, device
         self.seqlens_k = int32(lengths, device)
@@ -73,6 +86,13 @@ class Cache:
         head_dim_v = head_dim if head_dim_v is None else head_dim_v
         self.k, self.v = make(capacity, head_dim), make(capacity, head_dim_v)
         self.k_new, self.v_new = make(new, head_dim), make(new, head_dim_v)
+        self.descales = {}
+        if fp8 in ("head", "entry"):
+            shape = (heads_kv,) if fp8 == "head" else (batch, heads_kv)
+            for name in ("k_descale", "v_descale"):
+                self.descales[name] = (torch.rand(shape, generator=generator) + 0.1).to(device)
+        if fp8 is not None:
+            self.k, self.v = self.quantised("k", self.k), self.quantised("v", self.v)
         for b, n in enumerate(lengths):
             self.k[b, n:], self.v[b, n:] = math.nan, math.nan
         if page_size is None:
@@ -92,6 +112,12 @@ class Cache:
             table[b, -(-min(n + new, capacity) // page_size) :] = -(10**9)
         self.page_table = int32(table.tolist(), device)
 
+    def quantised(self, name, x):
+        """x, rows of k or v, in fp8 by torch."""
+        descale = self.descales.get(f"{name}_descale", torch.ones(1, device=x.device))
+        x = x.float() / (descale[..., None] if descale.ndim == 1 else descale[:, None, :, None])
+        return x.clamp(-448, 448).to(FP8)
+
     def total(self):
         """The lengths with the new keys."""
         return int32([min(n + self.new, self.capacity) for n in self.lengths], self.device)
@@ -99,15 +125,18 @@ class Cache:
     def complete(self):
         """k and v with the new keys where they belong."""
         k, v = self.k.clone(), self.v.clone()
+        k_new, v_new = self.k_new, self.v_new
+        if k.dtype == FP8:
+            k_new, v_new = self.quantised("k", k_new), self.quantised("v", v_new)
         for b, n in enumerate(self.lengths):
             room = min(self.new, self.capacity - n)
-            k[b, n : n + room], v[b, n : n + room] = self.k_new[b, :room], self.v_new[b, :room]
+            k[b, n : n + room], v[b, n : n + room] = k_new[b, :room], v_new[b, :room]
         return k, v
 
     def call(self, q, **options):
-        new = {}
+        new = dict(self.descales)
         if self.new:
-            new = {name: in_layout(x, self.layout) for name, x in self.new_keys().items()}
+            new |= {name: in_layout(x, self.layout) for name, x in self.new_keys().items()}
         with poisoned_memory():
             return flash_attention_with_kvcache(
                 in_layout(q, self.layout),
@@ -146,11 +175,12 @@ class Cache:
             causal=causal,
             align=align,
             layout="bshd",
+            **self.descales,
             **options,
         )
         for b, n in enumerate(self.total().tolist()):
             for got, want in zip(self.contents(), (k, v), strict=True):
-                assert torch.equal(got[b, :n], want[b, :n])
+                assert torch.equal(bits(got[b, :n]), bits(want[b, :n]))
         return out, lse
 
 
@@ -158,11 +188,11 @@ def queries(cache, seqlen_q, *, group=2, seed=1):
     batch, _, heads_kv, head_dim = cache.k.shape
     generator = torch.Generator().manual_seed(seed)
     q = torch.randn(batch, seqlen_q, heads_kv * group, head_dim, generator=generator)
-    return q.to(cache.k)
+    return q.to(cache.device, cache.dtype)
 
 
 @st.composite
-def problems(draw, device, dtype):
+def problems(draw, device, dtype, fp8=(None,)):
     page_size = draw(st.sampled_from([None, 16, 16, 32, 64, 256]))
     pages = draw(st.integers(1, 6))
     capacity = draw(st.integers(1, 300)) if page_size is None else pages * page_size
@@ -187,6 +217,7 @@ def problems(draw, device, dtype):
         device=device,
         seed=draw(st.integers(0, 2**31)),
         new=new,
+        fp8=draw(st.sampled_from(fp8)),
     )
     seqlen_q = draw(st.sampled_from([1, 1, 1, 2, 5, 16, 64]))
     q = queries(cache, seqlen_q, group=draw(st.sampled_from([1, 2, 4, 7, 8])))
@@ -204,10 +235,7 @@ def problems(draw, device, dtype):
     return cache, q, options
 
 
-@pytest.mark.parametrize(("device", "dtype"), PLACES)
-def test_any_cache(device, dtype):
-    """Lengths, pages, groups, windows, layouts, new keys: against float64; NaN wherever it may."""
-
+def check_any(strategy):
     @settings(
         max_examples=60,
         deadline=None,
@@ -215,12 +243,23 @@ def test_any_cache(device, dtype):
         suppress_health_check=list(HealthCheck),
         database=None,
     )
-    @given(problems(device, dtype))
+    @given(strategy)
     def check(problem):
         cache, q, options = problem
         cache.check(q, **options)
 
     check()
+
+
+@pytest.mark.parametrize(("device", "dtype"), PLACES)
+def test_any_cache(device, dtype):
+    """Lengths, pages, groups, windows, layouts, new keys: against float64; NaN wherever it may."""
+    check_any(problems(device, dtype))
+
+
+@pytest.mark.parametrize(("device", "dtype"), FP8_PLACES)
+def test_any_fp8_cache(device, dtype):
+    check_any(problems(device, dtype, fp8=("head", "entry", "bare")))
 
 
 @pytest.mark.parametrize("head_dim", [16, 300])
@@ -507,6 +546,171 @@ def test_rotary(device, dtype, page_size, interleaved):
                 np.testing.assert_allclose(to_float64(out), expected, atol=8 * tolerance["atol"])
 
 
+# ---- fp8 -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head_dim", [40, 64, 128, 256])
+@pytest.mark.parametrize(("device", "dtype"), FP8_PLACES)
+def test_every_code(device, dtype, head_dim):
+    """One key a batch entry, another code in each column: its logits and values, exactly."""
+    codes = torch.arange(256)[:, None] + 7 * torch.arange(head_dim)
+    finite = codes % 127 + 128 * (codes // 128 % 2)  # without the two of NaN
+    one_hot = torch.eye(head_dim, dtype=dtype, device=device).expand(256, head_dim, head_dim)
+
+    def cache(codes):
+        return (codes % 256).to(torch.uint8).view(FP8)[:, None, None].to(device)
+
+    for rows in (1, 20):  # those of either tile
+        q = one_hot[:, None].expand(-1, rows, -1, -1).contiguous()  # head h asks for column h
+        out, lse = flash_attention_with_kvcache(
+            q, cache(finite), cache(codes), softmax_scale=1.0, causal=False, return_lse=True
+        )
+        logits = cache(finite)[:, 0].double()  # (256, 1, head_dim), of each head
+        torch.testing.assert_close(lse.double(), logits.mT.expand(-1, -1, rows), rtol=0, atol=1e-4)
+        values = cache(codes)[:, :, 0].to(dtype)[:, :, None].expand_as(out)
+        torch.testing.assert_close(out, values, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize(("device", "dtype"), FP8_PLACES)
+def test_fp8_tiles(device, dtype, head_dim):
+    """Groups, 1 to 64 queries, several splits, both kinds of descale, pages or not."""
+    for page_size, fp8 in ((None, "head"), (16, "entry"), (64, "bare")):
+        for seqlen_q, group in ((1, 8), (1, 32), (3, 4), (16, 1), (5, 7), (64, 2)):
+            cache = Cache([1500, 64, 1], 1536, head_dim=head_dim, page_size=page_size, fp8=fp8,
+                          dtype=dtype, device=device)  # fmt: skip
+            cache.check(queries(cache, seqlen_q, group=group))
+
+
+@pytest.mark.parametrize(("device", "dtype"), FP8_PLACES)
+def test_fp8_same_bits(device, dtype):
+    """In pages or not, appended or there before, whatever the capacity."""
+    for seqlen_q in (1, 5, 20):
+        options = {"head_dim": 64, "dtype": dtype, "device": device, "fp8": "entry", "new": 5}
+        lengths = [1, 1500, 1024]
+        whole = Cache(lengths, 1536, **options)
+        paged = Cache(lengths, 1536, page_size=16, **options)
+        q = queries(whole, seqlen_q, group=4)
+        out, lse = whole.call(q, return_lse=True)
+        k, v = whole.complete()
+        room = [torch.cat([x, x], dim=1) for x in (k, v)]
+        for again, again_lse in (
+            paged.call(q, return_lse=True),
+            *(
+                flash_attention_with_kvcache(
+                    q, *caches, seqlens_k=whole.total(), **whole.descales, return_lse=True
+                )
+                for caches in ((k, v), room)
+            ),
+        ):
+            assert torch.equal(bits(out), bits(again))
+            assert torch.equal(bits(lse), bits(again_lse))
+
+
+@pytest.mark.parametrize(("device", "dtype"), FP8_PLACES)
+def test_fp8_append_saturates(device, dtype):
+    """Ties to even, beyond 448 and inf to 448, NaN stays."""
+    values = [1.0625, 1.1875, -1.0625, 2.0**-10, 3 * 2.0**-10, -(2.0**-11), 0.0, -0.0]
+    values += [448.0, 464.0, 1000.0, -1e4, math.inf, -math.inf, 17.0, 19.0]
+    stored = [1.0, 1.25, -1.0, 0.0, 2.0**-8, -0.0, 0.0, -0.0]
+    stored += [448.0, 448.0, 448.0, -448.0, 448.0, -448.0, 16.0, 20.0]
+    x = torch.tensor(values, dtype=dtype, device=device)[None, None, None]
+    nan = torch.full_like(x, math.nan)
+    pools = [torch.ones(1, 4, 1, 16, device=device).to(FP8) for _ in "kv"]
+    for descale in (1.0, 0.125):
+        descales = {name: torch.full((1,), descale, device=device)
+                    for name in ("k_descale", "v_descale")}  # fmt: skip
+        flash_attention_with_kvcache(
+            torch.zeros_like(x), *pools, k=x * descale, v=nan, seqlens_k=2, **descales
+        )
+        expected = torch.tensor(stored, device=device).to(FP8)
+        assert torch.equal(bits(pools[0][0, 2, 0]), bits(expected))
+        assert pools[1][0, 2].isnan().all()
+        for pool in pools:
+            assert (pool[0, [0, 1, 3]].float() == 1).all()
+
+
+@pytest.mark.parametrize(("device", "dtype"), FP8_PLACES)
+def test_fp8_nan_where_it_is_seen(device, dtype):
+    """Codes of NaN reach the queries that see them, and no other."""
+    for head_dim in (64, 128):
+        for seqlen_q, group in ((8, 2), (40, 2)):
+            for where in "kv":
+                cache = Cache([70, 200], 256, head_dim=head_dim, dtype=dtype, device=device,
+                              fp8="head")  # fmt: skip
+                pool, x = getattr(cache, f"{where}_cache"), getattr(cache, where)
+                for key in (40, 66, 195):
+                    for y in (pool, x):
+                        y.view(torch.uint8)[:, key, 1, 3] = 0x7F if key == 66 else 0xFF
+                for entry, n in enumerate(cache.lengths):  # still NaN behind the keys
+                    assert pool[entry, n:].isnan().all()
+                out, _ = cache.check(queries(cache, seqlen_q, group=group), window=(5, None))
+                assert out.isnan().any()
+                assert not out.isnan().all()
+
+
+@pytest.mark.parametrize(("device", "dtype"), FP8_PLACES)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_fp8_rotary(device, dtype, interleaved):
+    """New keys are rotated in float32, then divided and rounded."""
+    cache = Cache([0, 31], 64, head_dim=64, page_size=16, new=3, dtype=dtype, device=device,
+                  fp8="entry")  # fmt: skip
+    q = queries(cache, 3)
+    theta = torch.arange(64)[:, None] / 100 ** (torch.arange(16) / 16)
+    cos, sin = (x.to(device, torch.float32) for x in (theta.cos(), theta.sin()))
+    cache.call(q, rotary=(cos, sin, interleaved))
+    positions = torch.tensor(cache.lengths)[:, None] + torch.arange(3)
+    k_new = rotated(cache.k_new, positions, cos, sin, interleaved)
+    k_new /= cache.descales["k_descale"].double().cpu()[:, None, :, None]
+    for b, n in enumerate(cache.lengths):
+        got = cache.contents()[0][b, n : n + 3].double().cpu()
+        torch.testing.assert_close(got, k_new[b], rtol=2**-4 + 1e-6, atol=2**-10 + 1e-6)
+    v = cache.quantised("v", cache.v_new)
+    for b, n in enumerate(cache.lengths):
+        assert torch.equal(bits(cache.contents()[1][b, n : n + 3]), bits(v[b]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_fp8_as_bytes(device):
+    """uint8 is fp8 where a descale says so."""
+    cache = Cache([9, 30], 64, dtype=torch.float16, device=device, new=2, fp8="head")
+    q = queries(cache, 2)
+    twin = Cache([9, 30], 64, dtype=torch.float16, device=device, new=2, fp8="head")
+    twin.k_cache, twin.v_cache = (x.view(torch.uint8) for x in twin.caches())
+    assert torch.equal(cache.call(q), twin.call(q))
+    for x, y in zip(cache.caches(), twin.caches(), strict=True):
+        assert torch.equal(x.view(torch.uint8), y)
+    with pytest.raises(TypeError, match="v_cache has dtype uint8, which without v_descale"):
+        twin.call(q, v_descale=None)
+    with pytest.raises(TypeError, match="k_cache has dtype uint8, which without k_descale"):
+        twin.call(q, k_descale=None)
+
+
+def test_fp8_is_explained():
+    cache = Cache([9, 30], 64, dtype=torch.bfloat16, fp8="entry")
+    plan = fa101.plan_with_kvcache(
+        queries(cache, 2), *cache.caches(), seqlens_k=cache.seqlens_k, **cache.descales
+    )
+    assert "bfloat16 (float8_e4m3fn k and v)" in str(plan)
+
+
+def test_fp8_autocast():
+    cache = Cache([9, 30], 64, dtype=torch.bfloat16, new=2, fp8="entry")
+    q = queries(cache, 2)
+    expected = cache.call(q)
+    cache.k_new, cache.v_new = cache.k_new.float(), cache.v_new.float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(cache.call(q.float()), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [300, 512])
+def test_fp8_head_dims_on_a_gpu(head_dim):
+    cache = Cache([5], 16, head_dim=head_dim, dtype=torch.float16, device="cuda", fp8="head")
+    with pytest.raises(NotImplementedError, match=f"head_dim is {head_dim}, more than its tiles"):
+        cache.call(queries(cache, 1))
+
+
 # ---- splits --------------------------------------------------------------------------------------
 
 
@@ -539,6 +743,9 @@ def bad_calls():
     lengths = torch.tensor([1, 2], dtype=torch.int32)
     table = torch.zeros(2, 3, dtype=torch.int32)
     angles = torch.zeros(16, 4)
+    half = {"q": torch.zeros(2, 1, 4, 8).half()}
+    fp8 = {"k_cache": cache.to(FP8), "v_cache": cache.to(FP8)}
+    scales = torch.ones(2, 2)
     new = {"k": k, "v": k, "seqlens_k": lengths}
     return [
         ({"k": k}, ValueError, "k and v must both be there or both be absent"),
@@ -582,6 +789,29 @@ def bad_calls():
          r"cos has shape \(15, 4\).*each of the 16 keys"),
         (new | {"rotary": (angles, angles[:, :3], True)}, ValueError, "sin has shape"),
         (new | {"rotary": (angles.half(), angles.half(), True)}, TypeError, "cos has dtype"),
+        (fp8, TypeError, "q has dtype float32 and k_cache float8_e4m3fn; .* float16 or bfloat16"),
+        (half | {"k_cache": cache.half()}, TypeError, "v_cache has dtype float32"),
+        (half | fp8 | {"v_cache": cache.half()}, TypeError,
+         "v_cache has dtype float16 but k_cache has dtype float8_e4m3fn"),
+        (half | fp8 | {"q": half["q"].to(FP8)}, TypeError,
+         "q has dtype torch.float8_e4m3fn; it must be float32, float16 or bfloat16; in fp8"),
+        (half | fp8 | new | {"k": k.to(FP8)}, TypeError, "k has dtype torch.float8_e4m3fn"),
+        (half | fp8 | new, TypeError, "k has dtype float32 and k_cache float8_e4m3fn"),
+        (half | fp8 | {"out": half["q"].to(FP8)}, TypeError,
+         "out has dtype float8_e4m3fn but q has dtype float16"),
+        (half | {x: y.to(torch.float8_e5m2) for x, y in fp8.items()}, TypeError,
+         "k_cache has dtype torch.float8_e5m2; it must be .* or float8_e4m3fn"),
+        ({"k_descale": scales}, ValueError,
+         "k_descale is given but k_cache has dtype float32; only float8_e4m3fn has a descale"),
+        ({"v_descale": scales}, ValueError, "v_descale is given but v_cache has dtype float32"),
+        (half | fp8 | {"k_descale": scales[:, :1]}, ValueError,
+         r"k_descale has shape \(2, 1\); .* head of k_cache, \(2,\), or .* \(2, 2\)"),
+        (half | fp8 | {"v_descale": scales[:1]}, ValueError, r"v_descale has shape \(1, 2\)"),
+        (half | fp8 | {"v_descale": scales[0, 0]}, ValueError, r"v_descale has shape \("),
+        (half | fp8 | {"v_descale": scales.half()}, TypeError,
+         "v_descale has dtype float16; it must be float32"),
+        (half | fp8 | {"k_descale": scales.numpy()}, TypeError, "k_descale is a numpy.ndarray"),
+        (half | fp8 | {"k_descale": 2.0}, TypeError, "k_descale is a builtins.float"),
         ({"layout": "sbhd"}, ValueError, "layout is 'sbhd'"),
         ({"align": "left"}, ValueError, "align is 'left'"),
         ({"causal": 1}, TypeError, "causal is 1"),
@@ -601,6 +831,15 @@ def test_refused(change, error, words):
     with pytest.raises(error, match=words):
         flash_attention_with_kvcache(**arguments)
     assert (before == arguments["k_cache"]).all()
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_fp8_is_for_caches(name):
+    arrays = {x: torch.zeros(1, 2, 3, 8, dtype=torch.float16) for x in "qkv"}
+    arrays[name] = arrays[name].to(FP8)
+    words = f"{name} has dtype torch.float8_e4m3fn.* caches only, of flash_attention_with_kvcache"
+    with pytest.raises(TypeError, match=words):
+        fa101.flash_attention(**arrays)
 
 
 def test_out_overlaps():
@@ -713,6 +952,36 @@ def test_numpy(dtype):
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_numpy_fp8(as_bytes):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    cache = Cache([9, 30], 64, page_size=16, new=2, dtype=torch.float16, fp8="head")
+    q = queries(cache, 2)
+    pools = [x.view(torch.uint8).numpy().copy() for x in cache.caches()]
+    arrays = pools if as_bytes else [x.view(ml_dtypes.float8_e4m3fn) for x in pools]
+    options = {"seqlens_k": cache.seqlens_k, "page_table": cache.page_table}
+    options |= cache.new_keys() | cache.descales
+    out = flash_attention_with_kvcache(
+        q.numpy(), *arrays, **{name: x.numpy() for name, x in options.items()}
+    )
+    np.testing.assert_array_equal(out, cache.call(q).numpy())
+    for pool, x in zip(pools, cache.caches(), strict=True):
+        np.testing.assert_array_equal(pool, x.view(torch.uint8).numpy())
+
+
+def test_jax_fp8():
+    jax = pytest.importorskip("jax")
+    cache = Cache([9, 30], 64, dtype=torch.float16, fp8="entry")
+    q = queries(cache, 2)
+    fp8 = [jax.numpy.asarray(x.view(torch.uint8).numpy()).view("float8_e4m3fn")
+           for x in cache.caches()]  # fmt: skip
+    descales = {name: jax.numpy.asarray(x.numpy()) for name, x in cache.descales.items()}
+    out = flash_attention_with_kvcache(
+        jax.numpy.asarray(q.numpy()), *fp8, seqlens_k=[9, 30], **descales
+    )
+    np.testing.assert_array_equal(np.asarray(out), cache.call(q).numpy())
+
+
 def test_jax():
     """Reads a cache; cannot append to it."""
     jax = pytest.importorskip("jax")
@@ -742,6 +1011,22 @@ def test_cupy():
     )
     again = cache.call(q)
     assert torch.equal(torch.as_tensor(out, device="cuda"), again)
+
+
+@pytest.mark.gpu
+def test_cupy_fp8():
+    """As bytes: CuPy has no such dtype."""
+    cupy = pytest.importorskip("cupy")
+    cache = Cache([9, 30], 64, page_size=16, dtype=torch.float16, device="cuda", new=2, fp8="head")
+    q = queries(cache, 2)
+    options = {"seqlens_k": cache.seqlens_k, "page_table": cache.page_table}
+    options |= cache.new_keys() | cache.descales
+    out = flash_attention_with_kvcache(
+        cupy.asarray(q),
+        *(cupy.asarray(x.view(torch.uint8).clone()) for x in cache.caches()),
+        **{name: cupy.asarray(x) for name, x in options.items()},
+    )
+    assert torch.equal(torch.as_tensor(out, device="cuda"), cache.call(q))
 
 
 @pytest.mark.parametrize("device", DEVICES)
