@@ -1,6 +1,6 @@
 // Lesson 6: the loop of lesson 3 on Hopper's asynchronous units. One warp only moves data (TMA),
-// two or three groups of four warps only compute (wgmma), and they meet at barriers in shared
-// memory.
+// one hands out tiles, two or three groups of four warps only compute (wgmma), and they meet at
+// barriers in shared memory.
 //
 // Bytes. A tile of kBlockM queries reads Q and writes O once, and streams the K and V that it sees:
 // for each key 4 * head_dim bytes and 4 * head_dim * kBlockM FLOP, so kBlockM FLOP a byte. The
@@ -26,21 +26,26 @@
 //   q_empty[g]     4 warps       producer, before that TMA  group g, after a tile's last Q K^T
 //   k/v_full[s]    1 + bytes     every group                producer, with TMA of block n
 //   k/v_empty[s]   4 * kGroups   producer, before that TMA  every group, after Q K^T (P V) of it
-//   tile_full[s]   1             every consumer warp        producer, after storing tile[s]
-//   tile_empty[s]  4 * kGroups   producer, before storing   every consumer warp, after reading
+//   tile_full      1             consumers, producer        scheduler, after storing the tile
+//   tile_empty     1 + the above scheduler, before storing  consumers, after reading; producer,
+//                                                           before its last load of a tile
 //
 // Phases. A ring of kStages slots is used in order by both sides, each counting for itself: slot s
 // of round r is full at parity r % 2, and the producer of round r waits for the consumers of round
 // r - 1, parity (r - 1) % 2 = (r + 1) % 2; for r = 0 that parity counts as passed in a fresh
 // barrier. Q has one slot a group, so its round is the number of tiles so far. A tile whose rows
 // see no key uses no slot on either side: both compute its blocks from the same numbers.
+// The scheduler asks for a tile no earlier than the producer is done with the one before: a block
+// that is late takes one less.
 //
 // No cycle: the producer waits only for slots of earlier loads, in the order in which the consumers
 // use them (K(n), Q, K(n-1), V(n), ...), so the consumers' next slot is always loaded or being
 // waited for by the producer on something they have yet to release and will, with no further load.
 // K(n-1) may be asked for before V(n): with two slots, K(n-1) needs K(n+1) released, which the
-// consumers do before they need V(n). The turns below are a ring of the groups, all of which take
-// the same number of turns a tile, as its blocks belong to the tile and not to the group.
+// consumers do before they need V(n). The scheduler waits for the producer's last load but one and
+// for consumers to begin a tile, which they do without it. The turns below are a ring of the
+// groups, all of which take the same number of turns a tile, as its blocks belong to the tile and
+// not to the group.
 //
 // Turns (kTakesTurns, "ping-pong"): named barrier g is passed when group g waits (128 threads) and
 // its predecessor has handed over (128). The last group hands over once at the start, so group 0
@@ -49,8 +54,13 @@
 // Memory order: TMA's writes are visible to whoever saw the full barrier's phase. Nothing else
 // writes the tiles, so no proxy fence is needed: O leaves from registers.
 //
-// Budgets. 32-bit registers of a consumer thread, of 240 (two groups) or 160 (three), and KB of
-// shared memory, of 227; K and V in two stages, for two blocks in four:
+// Guesses. A step's P can use the row maxima of the step before: only a logit larger by 2^8 makes
+// them move. So each thread compares its own logits, and a vote replaces the shuffles; where two
+// groups leave registers for it, P is on its way while they are still being compared. Should they
+// move, P is rescaled as O is; if by more than 2^64, bits are lost, and the warp computes S again.
+//
+// Budgets. 32-bit registers of a consumer thread, of 232 (two groups; 240 at 256) or 160 (three),
+// and KB of shared memory, of 227; K and V in two stages, for two blocks in four:
 //
 //   head_dim   tile         O    S    P   sum      Q    K+V   sum
 //   64         128 x  48    32   24   12   68      16    48    64     two blocks, 104 registers
@@ -81,13 +91,19 @@
 //     for 128, 80 for 64)     causal   -8  +2  +5     -11  -4   0      -2  +4  +6
 //   a counter of tiles, not   full     +1   0  +1      -1   0   0      +1  +1  +1
 //     equal shares            causal   +1  +2  +2      +7 +12 +15     +24 +39 +38
+//   short ends, votes for     full     +4   0   0      +4  +3  +4       0   0   0
+//     shuffles                causal   +6   0   0      +4  +5  +3      +1   0   0
+//   and P by guess (two       full     +1              +3  +4  +4
+//     groups)                 causal   +2              +3  +4
 //   2 of 8 exponentials as a  full     -6  -9 -12      -4  -6  -6
 //     polynomial              causal   -3  -8  -9      -2  -5  -6
 //   two blocks an SM, each    full      0  -9 -17
 //     of two groups, 48 keys  causal   +7  -4 -12
 //
 // What gained is here, what lost is not: turns only at 256, three groups where the rows are many,
-// two blocks where they are few.
+// two blocks where they are few. Short ends are these: the tile's place is worked out by a warp
+// that has time, no chain of 64 dependent instructions, one branch a row in the epilogue. Per tile
+// the ends took 4500 cycles more than FlashAttention-3's, with as many instructions in all.
 #pragma once
 
 #include <fa101/params.h>
