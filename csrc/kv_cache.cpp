@@ -7,6 +7,7 @@
 #include "cpu/simd.h"
 #include "device_info_cuda.h"
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -17,7 +18,8 @@ void append_cpu(const AppendParams& p) {
     const SimdKernels& simd = simd_kernels(cpu_simd_level());
     const int64_t size = size_of(p.dtype), pairs = p.rotary_dim / 2;
     // load_rows fills whole vectors.
-    std::vector<float> x(p.k.head_dim + kMaxVector), cos(pairs + kMaxVector), sin(cos.size());
+    std::vector<float> x(std::max(p.k.head_dim, p.v.head_dim) + kMaxVector);
+    std::vector<float> cos(pairs + kMaxVector), sin(cos.size());
     for (int64_t index = 0; index < num_rows(p); ++index) {
         const RowJob job = row_job(p, index);
         if (!job.has_room) continue;

@@ -633,6 +633,13 @@ def test_fp8_append_saturates(device, dtype):
             assert (pool.float()[0, [0, 1, 3]] == 1).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_fp8_values_wider_than_keys(dtype):
+    """So wide that past a buffer of a key's size is memory of nobody."""
+    cache = Cache([5, 0], 16, head_dim=8, head_dim_v=1 << 14, dtype=dtype, new=2, fp8="head")
+    cache.check(queries(cache, 1))
+
+
 @pytest.mark.parametrize(("device", "dtype"), FP8_PLACES)
 def test_fp8_nan_where_it_is_seen(device, dtype):
     """Codes of NaN reach the queries that see them, and no other."""
