@@ -168,7 +168,8 @@ void Head::store_o(const Panel& panel, const float* o_panel, const float* row_ma
     const int64_t ld = tile_stride(problem_.head_dim_v);
     simd_.transpose(o_panel, panel.width, problem_.head_dim_v, panel.rows, scratch.rows, ld);
     for (int i = 0; i < panel.rows; ++i) {
-        scratch.row_scale[i] = inverse_row_sum(row_sum[i]) * v_descale_;
+        // Who sees no key sees no descale.
+        scratch.row_scale[i] = row_sum[i] == 0 ? 0.0f : inverse_row_sum(row_sum[i]) * v_descale_;
         if (lse_ != nullptr) lse_[panel.begin + i] = log_sum_exp(row_max[i], row_sum[i]);
     }
     simd_.store_rows(problem_.dtype_o, scratch.rows, ld, panel.rows, problem_.head_dim_v,

@@ -641,6 +641,20 @@ def test_fp8_values_wider_than_keys(dtype):
 
 
 @pytest.mark.parametrize(("device", "dtype"), FP8_PLACES)
+def test_fp8_descale_of_nobody(device, dtype):
+    """A slot without a sequence gives zeros, whatever its descales are."""
+    cache = Cache([0, 30], 64, dtype=dtype, device=device, fp8="entry")
+    q = queries(cache, 2)
+    expected, expected_lse = cache.call(q, return_lse=True)
+    for descale in cache.descales.values():
+        descale[0] = math.nan
+    out, lse = cache.call(q, return_lse=True)
+    assert torch.equal(out, expected)
+    assert torch.equal(lse, expected_lse)
+    assert (out[0] == 0).all()
+
+
+@pytest.mark.parametrize(("device", "dtype"), FP8_PLACES)
 def test_fp8_nan_where_it_is_seen(device, dtype):
     """Codes of NaN reach the queries that see them, and no other."""
     for head_dim in (64, 128):
