@@ -96,9 +96,15 @@ _EXTRA_DTYPES = {
 }
 
 
-@functools.cache
 def _dtype_name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")  # a foreign byte order is in it: ">f4"
+    name = _dtype_names.get(dtype)
+    if name is None:
+        # A foreign byte order is in it: ">f4".
+        name = _dtype_names[dtype] = str(dtype).removeprefix("torch.")
+    return name
+
+
+_dtype_names: dict[Any, str] = {}  # functools.cache makes torch.compile warn
 
 
 class Framework(ABC):

@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -716,6 +717,26 @@ def test_fp8_is_explained():
         queries(cache, 2), *cache.caches(), seqlens_k=cache.seqlens_k, **cache.descales
     )
     assert "bfloat16 (float8_e4m3fn k and v)" in str(plan)
+
+
+def test_fp8_in_compiled_code():
+    """torch.compile breaks its graph around the call, computes the same and does not warn."""
+    cache = Cache([9, 30], 64, dtype=torch.bfloat16, new=2, fp8="entry")
+    q = queries(cache, 2)
+    expected = flash_attention_with_kvcache(
+        q * 2, *cache.caches(), **cache.new_keys(), seqlens_k=cache.lengths, **cache.descales
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        out = torch.compile(
+            lambda q: flash_attention_with_kvcache(
+                q * 2, *cache.caches(), **cache.new_keys(), seqlens_k=cache.lengths,
+                **cache.descales
+            ),
+            backend="eager",
+        )(q)  # fmt: skip
+    assert torch.equal(out, expected)
+    assert not [str(w.message) for w in caught if "lru_cache" in str(w.message)]
 
 
 def test_fp8_autocast():
