@@ -769,6 +769,9 @@ class TestCommand:
             (["--suite", "cpu", "--max-seconds", "inf"], "--max-seconds: inf is not a time"),
             (["--suite", "cpu", "--max-seconds", "0"], "--max-seconds: 0 is not a time"),
             ([], "required"),
+            (["--load", "f", "--filter", "d128"], "--filter is for --suite; --load shows all"),
+            (["--load", "f", "--quick"], "--quick is for --suite"),
+            (["--load", "f", "--max-seconds", "2"], "--max-seconds is for --suite"),
         ],
     )
     def test_bad_arguments_exit_2_naming_them(self, arguments, message, capsys):
@@ -785,6 +788,10 @@ class TestCommand:
             ('{"rows": []}', "it is no result that --json stored"),
             ("[1]", "it is no result that --json stored"),
             (json.dumps({**stored_document(), "rows": [1]}), "it is no result that --json"),
+            (json.dumps({**stored_document(), "rows": []}), "it is no result that --json"),
+            (json.dumps({**stored_document(), "rows": 5}), "it is no result that --json"),
+            (json.dumps({**stored_document(), "device": {}}), "it is no result that --json"),
+            ("[" * 100_000, "it is no result that --json stored"),
             (b"\xff\xfe", "can't decode"),
         ],
     )
@@ -811,6 +818,15 @@ class TestCommand:
         assert exit_.value.code == 2
         assert f"--plot {drawn}: " in (shown := capsys.readouterr().err)
         assert message in shown
+
+    def test_where_nothing_can_be_stored_is_named(self, tmp_path, capsys):
+        stored = tmp_path / "stored.json"
+        report.save(stored_document(), stored)
+        for arguments in (["--load", str(stored)], ["--suite", "cpu", "--peers", "none"]):
+            with pytest.raises(SystemExit) as exit_:
+                main([*arguments, "--json", str(tmp_path)])
+            assert exit_.value.code == 2
+            assert f"--json {tmp_path}: [Errno" in capsys.readouterr().err
 
     def test_a_gpu_suite_without_a_gpu_says_what_to_do(self, monkeypatch, capsys):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

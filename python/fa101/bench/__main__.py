@@ -59,6 +59,11 @@ def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Nam
 
 def main(argv: list[str] | None = None) -> int:
     parser, args = parse(argv)
+    if args.load:
+        for name in ("filter", "kernels", "peers", "device", "quick", "max_seconds", "commit"):
+            if getattr(args, name) != parser.get_default(name):
+                option = name.replace("_", "-")
+                parser.error(f"--{option} is for --suite; --load shows all that was stored")
     if args.plot and args.plot.suffix not in (".svg", ".png", ".pdf"):
         parser.error(f"--plot {args.plot}: it must end in .svg, .png or .pdf")
     try:
@@ -70,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"fa101.bench needs {package}: pip install 'fa101[bench]'", file=sys.stderr)
         return 2
     if args.json:
-        report.save(document, args.json)
+        store(parser, document, args.json)
     report.show(document)
     if args.plot:
         try:
@@ -93,6 +98,15 @@ def load(parser: argparse.ArgumentParser, path: Path) -> dict[str, Any]:
         return report.load(path)
     except (OSError, ValueError) as error:
         parser.error(f"--load {path}: {error}")
+
+
+def store(parser: argparse.ArgumentParser, document: dict[str, Any], path: Path) -> None:
+    from . import report
+
+    try:
+        report.save(document, path)
+    except OSError as error:
+        parser.error(f"--json {path}: {error}")
 
 
 def measure(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, Any]:
@@ -153,7 +167,7 @@ def measure(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[s
             row["gpu"] = machine.gpu_state(device) if on_gpu else {}
             document["rows"].append(row)
             if args.json:  # what a run has that is cut short
-                report.save(document, args.json)
+                store(parser, document, args.json)
             if is_lost(row):
                 break
     return document
