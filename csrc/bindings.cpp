@@ -232,13 +232,21 @@ bool are_plain(nb::handle types, const nb::args& arrays, const Fits& fits) {
     return true;
 }
 
+bool is_float(nb::dlpack::dtype dtype) {
+    using Code = nb::dlpack::dtype_code;
+    const bool is_float = dtype.code == static_cast<uint8_t>(Code::Float);
+    const bool is_bfloat = dtype.code == static_cast<uint8_t>(Code::Bfloat);
+    return dtype.lanes == 1 && ((is_float && (dtype.bits == 32 || dtype.bits == 16)) ||
+                                (is_bfloat && dtype.bits == 16));
+}
+
 bool are_plain_floats(nb::handle types, const nb::args& arrays) {
+    return are_plain(types, arrays, is_float);
+}
+
+bool are_plain_caches(nb::handle types, const nb::args& arrays) {
     return are_plain(types, arrays, [](nb::dlpack::dtype dtype) {
-        using Code = nb::dlpack::dtype_code;
-        const bool is_float = dtype.code == static_cast<uint8_t>(Code::Float);
-        const bool is_bfloat = dtype.code == static_cast<uint8_t>(Code::Bfloat);
-        return dtype.lanes == 1 && ((is_float && (dtype.bits == 32 || dtype.bits == 16)) ||
-                                    (is_bfloat && dtype.bits == 16));
+        return is_float(dtype) || dtype == kFloat8E4M3 || dtype == nb::dtype<uint8_t>();
     });
 }
 
@@ -724,6 +732,8 @@ NB_MODULE(_fa101, m) {
           "make(*arguments), or what it gave before.");
     m.def("are_plain_floats", &are_plain_floats, "types"_a, "arrays"_a,
           "Whether all are of one of the types, and ready to be computed with as they are.");
+    m.def("are_plain_caches", &are_plain_caches, "types"_a, "arrays"_a,
+          "The same of caches, which may be in fp8.");
     m.def("are_plain_int32s", &are_plain_int32s, "types"_a, "arrays"_a, "The same of int32.");
     m.def("forward", &forward, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a.none(), "bias"_a.none(),
           "mask"_a.none(), "seqlens_k"_a.none(), "options"_a, "stream"_a, "allocate"_a.none(),

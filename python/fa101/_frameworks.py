@@ -181,6 +181,13 @@ class Torch(Framework):
         self._torch = torch
         self._plain = {torch.Tensor, torch.nn.Parameter}
         self._dtypes = {torch.float32, torch.float16, torch.bfloat16}
+        # What looks at an optional array in one go; of the others autocast may change the dtype.
+        self._extras_plain = {
+            "seqlens_k": _fa101.are_plain_int32s,
+            "page_table": _fa101.are_plain_int32s,
+            "k_descale": _fa101.are_plain_floats,
+            "v_descale": _fa101.are_plain_floats,
+        }
         self._strided = torch.strided
         self._is_tracing = torch._C._is_tracing
         self._transforms = torch._C._functorch.peek_interpreter_stack
@@ -188,11 +195,13 @@ class Torch(Framework):
         self._forward_ad = torch.autograd.forward_ad
         self._is_autocast = torch.is_autocast_enabled
 
-    def _are_plain(self, *arrays: Any) -> bool:
+    def _are_plain(self, *arrays: Any, caches: tuple[Any, ...] = ()) -> bool:
         """Whether the checks and casts below would let them pass as they are, in half the time."""
         if self._is_transformed() or self._is_autocast("cuda" if arrays[0].is_cuda else "cpu"):
             return False
-        plain: bool = _fa101.are_plain_floats(self._plain, *arrays)
+        plain: bool = _fa101.are_plain_floats(self._plain, *arrays) and _fa101.are_plain_caches(
+            self._plain, *caches
+        )
         return plain
 
     def _is_transformed(self) -> bool:
@@ -219,10 +228,10 @@ class Torch(Framework):
     ) -> tuple[Any, Any, Any, Any, Any]:
         if k is None or v is None:
             new = {}
-            plain = self._are_plain(q, k_cache, v_cache)
+            plain = self._are_plain(q, caches=(k_cache, v_cache))
         else:
             new = {"k": k, "v": v}
-            plain = self._are_plain(q, k_cache, v_cache, k, v)
+            plain = self._are_plain(q, k, v, caches=(k_cache, v_cache))
         if plain:
             return q, k_cache, v_cache, k, v
         self._refuse_transforms(q=q, k_cache=k_cache, v_cache=v_cache, **new)
@@ -253,8 +262,8 @@ class Torch(Framework):
         return x
 
     def extra(self, name: str, x: Any) -> Any:
-        is_int32 = name in ("seqlens_k", "page_table")
-        if is_int32 and not self._is_transformed() and _fa101.are_plain_int32s(self._plain, x):
+        are_plain = self._extras_plain.get(name)
+        if are_plain is not None and not self._is_transformed() and are_plain(self._plain, x):
             return x
         self._refuse_transforms(**{name: x})
         self._require_dense(name, x)
