@@ -89,7 +89,10 @@ uint64_t next_nonce() {
 
 // float32 has a kernel of its own, which shares the splits; a second kernel merges its parts.
 std::string supports(const Problem& p, const DeviceInfo& device) {
-    if (p.dtype_q == DType::kFloat32) return decode_tf32::supports(p, device);
+    if (p.dtype_q == DType::kFloat32) {
+        if (p.page_size > 0) return "it reads pages (page_table) of float16 or bfloat16 only";
+        return decode_tf32::supports(p, device);
+    }
     if (device.arch < 80) {
         return "it needs sm_80 or later (cp.async, mma.m16n8k16); the GPU has sm_" +
                std::to_string(device.arch);

@@ -804,7 +804,7 @@ TEST_CASE("window, softcap, bias, mask and lengths, alone and together") {
 }
 
 TEST_CASE("a cache in pages: every tile, several splits, what is nobody's is NaN") {  // FA-009
-    for (DType dtype : kDTypes) {
+    for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
         for (int64_t dim : {64, 77, 96, 128, 192, 256}) {
             for (int64_t page_size : {16, dim == 128 ? 512 : 32}) {
                 for (int64_t seqlen_q : {1, 3, 40}) {
@@ -922,9 +922,7 @@ TEST_CASE("a small problem of every kernel") {  // for compute-sanitizer
         }
     }
     for (int64_t seqlen_q : {1, 20}) {
-        for (DType dtype : {DType::kFloat16, DType::kFloat32}) {
-            check(paged(dtype, {2, 4, 1, seqlen_q, 640, 64, 64}, 16, {530, 0}), in_pages());
-        }
+        check(paged(DType::kFloat16, {2, 4, 1, seqlen_q, 640, 64, 64}, 16, {530, 0}), in_pages());
     }
     for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
         check(in_fp8(paged(dtype, {2, 4, 1, 20, 640, 64, 64}, 16, {530, 0}), 2, 1), in_pages());

@@ -16,15 +16,18 @@ from hypothesis import strategies as st
 import fa101
 from fa101 import flash_attention_with_kvcache
 from fa101.testing import assert_attention, to_float64
-from helpers import DEVICES, DTYPES, bits, poisoned_memory
+from helpers import DEVICES, DTYPES, HALF, bits, poisoned_memory
 
+# On a GPU pages are for 16-bit dtypes.
 PLACES = [
     pytest.param(
         device, dtype, id=f"{device}-{dtype}", marks=pytest.mark.gpu if device == "cuda" else ()
     )
     for device in ("cpu", "cuda")
     for dtype in DTYPES
+    if device == "cpu" or dtype in HALF
 ]
+
 
 # Caches in fp8, beside 16-bit queries.
 FP8 = torch.float8_e4m3fn
@@ -956,6 +959,13 @@ def test_wrong_devices():
             cache.call(q, **{name: value if name == "seqlens_k" else value[None]})
     with pytest.raises(ValueError, match="k is on cpu but k_cache is on cuda:0"):
         cache.call(q, k=cache.k_new.cpu())
+
+
+@pytest.mark.gpu
+def test_pages_in_float32_on_a_gpu():
+    cache = Cache([5], 16, page_size=16, device="cuda")
+    with pytest.raises(NotImplementedError, match="reads no pages.*float16 or bfloat16"):
+        cache.call(queries(cache, 1))
 
 
 # ---- frameworks ----------------------------------------------------------------------------------
