@@ -27,7 +27,6 @@ int64_t packed_rows(const Problem& p) { return p.seqlen_q * p.group_size(); }
 const TileConfig* find_tile(const Problem& p) {
     for (const TileConfig& tile : kTiles) {
         if (is_compiled(tile.head_dim) && std::max(p.head_dim, p.head_dim_v) <= tile.head_dim &&
-            tile.kv_bytes == size_of(p.dtype_kv) &&
             (packed_rows(p) <= tile.block_m || tile.block_m > 16)) {
             return &tile;
         }
@@ -97,9 +96,8 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
         return "it needs sm_80 or later (cp.async, mma.m16n8k16); the GPU has sm_" +
                std::to_string(device.arch);
     }
-    if ((p.dtype_kv != p.dtype_q && p.dtype_kv != DType::kFloat8E4M3) || p.dtype_o != p.dtype_q) {
-        return std::string(
-                   "it needs one dtype for q, k, v and out, or k and v in fp8; they have ") +
+    if (p.dtype_kv != p.dtype_q || p.dtype_o != p.dtype_q) {
+        return std::string("it needs one dtype for q, k, v and out; they have ") +
                name_of(p.dtype_q) + ", " + name_of(p.dtype_kv) + " and " + name_of(p.dtype_o);
     }
     const TileConfig* const tile = find_tile(p);

@@ -39,13 +39,11 @@ void run_hdim(const Plan& plan, const Problem& problem, const Tensors& tensors,
                           " rows for head_dim " + std::to_string(kHeadDim));
     } else {
         if constexpr (kTiles[kTileIndex].head_dim == kHeadDim) {
-            constexpr TileConfig kTile = kTiles[kTileIndex];
-            if (plan.tile.block_m == kTile.block_m && size_of(problem.dtype_kv) == kTile.kv_bytes) {
+            if (plan.tile.block_m == kTiles[kTileIndex].block_m) {
                 const auto run = [&](auto element) {
                     using TileTraits = Traits<decltype(element), kTileIndex>;
-                    const bool is_paged = problem.page_size > 0 || TileTraits::kFp8;
-                    const auto kernel = is_paged ? run_kernel<TileTraits, true>
-                                                 : run_kernel<TileTraits, TileTraits::kFp8>;
+                    const auto kernel = problem.page_size > 0 ? run_kernel<TileTraits, true>
+                                                              : run_kernel<TileTraits, false>;
                     kernel(problem, tensors, partials, stream);
                 };
                 if (problem.dtype_q == DType::kFloat16) {
