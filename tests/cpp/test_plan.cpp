@@ -181,7 +181,8 @@ TEST_CASE("sm90's tile follows the problem; its counter, where needed, is in the
         return plan(p, kH200, "sm90").tile;
     };
     CHECK(tile(64, 4096, false).block_m == 192);
-    CHECK(tile(64, 4096, true).block_m == 192);
+    CHECK(tile(64, 4096, true).block_n == 48);  // two blocks a multiprocessor
+    CHECK(tile(64, 8192, true).block_m == 192);
     CHECK(tile(64, 256, false).block_m == 128);  // 192 would compute half as many rows again
     CHECK(tile(64, 1024, true).block_m == 128);
     CHECK(tile(64, 1024, false).block_m == 128);  // 128 tiles: less than one for each SM
