@@ -279,7 +279,8 @@ def flash_attention_with_kvcache(
         the same number. An integer cuts the capacity into so many parts, or into fewer, at
         multiples of 128 keys.
 
-    On CUDA pages and caches in fp8 need q in float16 or bfloat16, and a head_dim of at most 256.
+    On CUDA pages need q in float16 or bfloat16, and a head_dim of at most 256; caches in fp8 are
+    for the CPU.
     """
     _require_type("return_lse", return_lse, bool, "True or False")
     options = _options(

@@ -198,6 +198,8 @@ def admitted(
         return entrants
     graph = result["graph"] = {}
     with verdict(contender, graph, timer):
+        if contender.unfit_for_graphs:
+            raise UnfitError(contender.unfit_for_graphs)
         passes = 1 if seconds > 1e-3 else math.ceil(GRAPH_CALLS / caches)
         replay = checked_graph(contender, case, inputs, answer, timer, caches, passes)
         graph["calls"] = replay.calls
