@@ -1045,22 +1045,6 @@ def test_cupy():
     assert torch.equal(torch.as_tensor(out, device="cuda"), again)
 
 
-@pytest.mark.gpu
-def test_cupy_fp8():
-    """As bytes: CuPy has no such dtype."""
-    cupy = pytest.importorskip("cupy")
-    cache = Cache([9, 30], 64, page_size=16, dtype=torch.float16, device="cuda", new=2, fp8="head")
-    q = queries(cache, 2)
-    options = {"seqlens_k": cache.seqlens_k, "page_table": cache.page_table}
-    options |= cache.new_keys() | cache.descales
-    out = flash_attention_with_kvcache(
-        cupy.asarray(q),
-        *(cupy.asarray(x.view(torch.uint8).clone()) for x in cache.caches()),
-        **{name: cupy.asarray(x) for name, x in options.items()},
-    )
-    assert torch.equal(torch.as_tensor(out, device="cuda"), cache.call(q))
-
-
 @pytest.mark.parametrize("device", DEVICES)
 def test_autocast(device):
     """Queries and new keys are cast, caches are not."""
