@@ -27,6 +27,7 @@ int64_t packed_rows(const Problem& p) { return p.seqlen_q * p.group_size(); }
 const TileConfig* find_tile(const Problem& p) {
     for (const TileConfig& tile : kTiles) {
         if (is_compiled(tile.head_dim) && std::max(p.head_dim, p.head_dim_v) <= tile.head_dim &&
+            tile.kv_bytes == size_of(p.dtype_kv) &&
             (packed_rows(p) <= tile.block_m || tile.block_m > 16)) {
             return &tile;
         }
@@ -88,16 +89,14 @@ uint64_t next_nonce() {
 
 // float32 has a kernel of its own, which shares the splits; a second kernel merges its parts.
 std::string supports(const Problem& p, const DeviceInfo& device) {
-    if (p.dtype_q == DType::kFloat32) {
-        if (p.page_size > 0) return "it reads pages (page_table) of float16 or bfloat16 only";
-        return decode_tf32::supports(p, device);
-    }
+    if (p.dtype_q == DType::kFloat32) return decode_tf32::supports(p, device);
     if (device.arch < 80) {
         return "it needs sm_80 or later (cp.async, mma.m16n8k16); the GPU has sm_" +
                std::to_string(device.arch);
     }
-    if (p.dtype_kv != p.dtype_q || p.dtype_o != p.dtype_q) {
-        return std::string("it needs one dtype for q, k, v and out; they have ") +
+    if ((p.dtype_kv != p.dtype_q && p.dtype_kv != DType::kFloat8E4M3) || p.dtype_o != p.dtype_q) {
+        return std::string(
+                   "it needs one dtype for q, k, v and out, or k and v in fp8; they have ") +
                name_of(p.dtype_q) + ", " + name_of(p.dtype_kv) + " and " + name_of(p.dtype_o);
     }
     const TileConfig* const tile = find_tile(p);

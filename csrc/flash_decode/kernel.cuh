@@ -30,6 +30,12 @@
 // pages of a step are read while the step before is under way, one of them for each 16 keys, which
 // never lie in two pages.
 //
+// In fp8 the bytes are half of it, on their way and in shared memory; codes become 16-bit elements
+// between ldmatrix, which moves pairs of them, and the product. So a lane gets other columns than
+// it would: of K the step's 4 t .. 4 t + 3 (t = lane % 4), in whose order Q is loaded, and of O
+// too. The descales, one a block, are part of the softmax scale and of O on its way out. The kernel
+// is compiled for pages alone: a cache in one piece is a page, the batch entry's.
+//
 // Where a split or a step begins depends neither on the length of the cache nor on who else is in
 // the batch, only on how many there are, and everything is added in a fixed order: in batches of
 // one size a sequence has one result.
@@ -42,6 +48,7 @@
 #include <fa101/params.h>
 
 #include "common/bias_mask.h"
+#include "common/float8.h"
 #include "common/key_rows.h"
 #include "common/mask.h"
 #include "common/memory.cuh"
@@ -66,6 +73,9 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
                         const __grid_constant__ Tensors tensors,
                         const __grid_constant__ Partials partials) {
     using Element = typename Traits::Element;
+    using Stored = typename Traits::Stored;
+    constexpr bool kFp8 = Traits::kFp8;
+    constexpr int kPieceCols = Traits::kPieceCols;
     constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
     constexpr int kHeadDim = Traits::kHeadDim, kStages = Traits::kStages;
     constexpr int kNumTeams = Traits::kNumTeams, kTileElements = Traits::kTileElements;
@@ -129,7 +139,8 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
     }
     const int chunk_begin = static_cast<int>(partials.keys.begin(split));
     const int chunk_end = static_cast<int>(min(partials.keys.begin(split + 1), problem.seqlen_k));
-    if constexpr (kPaged) {  // this chunk's part of the table, on its way while the length is
+    const bool has_pages = kPaged && (!kFp8 || problem.page_size > 0);
+    if (has_pages) {  // this chunk's part of the table, on its way while the length is
         constexpr int kSector = 32 / sizeof(int32_t);
         const Pages pages(problem, tensors, bidb);
         const int entry = pages.index_of(chunk_begin) + kSector * threadIdx.x;
@@ -154,15 +165,15 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
     const int n_block_end = n_begin < n_end ? ceil_div(n_end, kBlockN) : 0;
 
     // ---- Copies: a team's tiles of K and V ----
-    Element* const sK = reinterpret_cast<Element*>(smem) + team * 2 * kStages * kTileElements;
-    Element* const sV = sK + kStages * kTileElements;
+    Stored* const sK = reinterpret_cast<Stored*>(smem) + team * 2 * kStages * kTileElements;
+    Stored* const sV = sK + kStages * kTileElements;
     const auto head_ptr = [&](const void* ptr, int64_t batch_stride, int64_t head_stride) {
-        return static_cast<const Element*>(ptr) + (kPaged ? 0 : bidb * batch_stride) +
+        return static_cast<const Stored*>(ptr) + (kPaged ? 0 : bidb * batch_stride) +
                tile.bidh_kv * head_stride;
     };
-    const Element* const k_ptr =
+    const Stored* const k_ptr =
         head_ptr(tensors.k_ptr, tensors.k_batch_stride, tensors.k_head_stride);
-    const Element* const v_ptr =
+    const Stored* const v_ptr =
         head_ptr(tensors.v_ptr, tensors.v_batch_stride, tensors.v_head_stride);
     const int head_dim = static_cast<int>(problem.head_dim);
     const int head_dim_v = static_cast<int>(problem.head_dim_v);
@@ -183,6 +194,10 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
                   copy_piece() + i % Traits::kPanels * Traits::kPieces);
         }
     };
+    const auto page_of = [&](int key) -> uint32_t {
+        if (!has_pages) return bidb;
+        return Pages(problem, tensors, bidb).page_of(key);
+    };
     // The pages of the keys of a block that this thread copies.
     struct PageList {
         uint32_t page[Traits::kPagesPerThread];
@@ -190,18 +205,17 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
     const auto pages_of = [&](int n_block) {
         PageList list = {};
         if constexpr (kPaged) {
-            const Pages pages(problem, tensors, bidb);
 #pragma unroll
             for (int i = 0; i < Traits::kPagesPerThread; ++i) {
                 const int key = n_block * kBlockN + Traits::first_row_of_page(copy_row(), i);
-                list.page[i] = key < n_end ? pages.page_of(key) : 0;
+                list.page[i] = key < n_end ? page_of(key) : 0;
             }
         }
         return list;
     };
     // What to copy of K or V: row `key` of a tile is at row_ptr(key, page).
     struct Source {
-        const Element* ptr;
+        const Stored* ptr;
         int64_t page_stride, row_stride;
         int num_cols;
     };
@@ -214,7 +228,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
         }
     };
     // Keys from n_end on and columns past num_cols become zeros and are not read.
-    const auto load_tile = [&](Element* dst_tile, const Source& src, int n_block,
+    const auto load_tile = [&](Stored* dst_tile, const Source& src, int n_block,
                                const PageList& list) {
         if (aligned16) {
             const int first_row = copy_row(), first_piece = copy_piece();
@@ -222,13 +236,13 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
             for (int pass = 0; pass < Traits::kPasses; ++pass) {
                 const int row = first_row + pass * Traits::kRowsPerPass;
                 const int key = n_block * kBlockN + row;
-                const Element* const row_src =
+                const Stored* const row_src =
                     row_ptr(src, key, kPaged ? list.page[Traits::page_of_pass(pass)] : 0);
 #pragma unroll
                 for (int panel = 0; panel < Traits::kPanels; ++panel) {
                     const int piece = first_piece + panel * Traits::kPieces;
-                    cp_async16(dst_tile + Traits::offset(row, piece), row_src + 8 * piece,
-                               key < n_end && 8 * piece < src.num_cols);
+                    cp_async16(dst_tile + Traits::offset(row, piece), row_src + kPieceCols * piece,
+                               key < n_end && kPieceCols * piece < src.num_cols);
                 }
             }
         } else {
@@ -236,14 +250,14 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
                 const int key = n_block * kBlockN + row;
                 uint32_t page = 0;
                 if constexpr (kPaged) {
-                    if (key < n_end) page = Pages(problem, tensors, bidb).page_of(key);
+                    if (key < n_end) page = page_of(key);
                 }
-                const Element* const row_src = row_ptr(src, key, page) + 8 * piece;
-                Element* const dst = dst_tile + Traits::offset(row, piece);
+                const Stored* const row_src = row_ptr(src, key, page) + kPieceCols * piece;
+                Stored* const dst = dst_tile + Traits::offset(row, piece);
 #pragma unroll
-                for (int j = 0; j < 8; ++j) {
-                    const bool inside = key < n_end && 8 * piece + j < src.num_cols;
-                    dst[j] = inside ? row_src[j] : from_float<Element>(0.0f);
+                for (int j = 0; j < kPieceCols; ++j) {
+                    const bool inside = key < n_end && kPieceCols * piece + j < src.num_cols;
+                    dst[j] = inside ? row_src[j] : Stored{};
                 }
             });
         }
@@ -265,21 +279,21 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
         cp_async_commit();
     };
     // Of what this thread has copied, so it needs no barrier before.
-    const auto holds_nonfinite = [&](const Element* tile_v) {
+    const auto holds_nonfinite = [&](const Stored* tile_v) {
         uint32_t found = 0;
         for_each_piece([&](int row, int piece) {
             const auto words = *reinterpret_cast<const uint4*>(tile_v + Traits::offset(row, piece));
-            found |= nonfinite<Element>(words.x) | nonfinite<Element>(words.y) |
-                     nonfinite<Element>(words.z) | nonfinite<Element>(words.w);
+            found |= nonfinite<Stored>(words.x) | nonfinite<Stored>(words.y) |
+                     nonfinite<Stored>(words.z) | nonfinite<Stored>(words.w);
         });
         return found != 0;
     };
-    const auto clear_nonfinite = [&](Element* tile_v) {
+    const auto clear_nonfinite = [&](Stored* tile_v) {
         for_each_piece([&](int row, int piece) {
-            Element* const elements = tile_v + Traits::offset(row, piece);
+            Stored* const elements = tile_v + Traits::offset(row, piece);
 #pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                if (is_nonfinite(elements[j])) elements[j] = from_float<Element>(0.0f);
+            for (int j = 0; j < kPieceCols; ++j) {
+                if (is_nonfinite(elements[j])) elements[j] = Stored{};
             }
         });
     };
@@ -310,13 +324,23 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
         const auto element = [&](int col) { return col < head_dim ? to_float(q_ptr[col]) : 0.0f; };
 #pragma unroll
         for (int i = 0; i < 2 * kSteps; ++i) {
-            const int col = 8 * i + 2 * (lane % 4);
+            const int col =
+                kFp8 ? 16 * (i / 2) + 4 * (lane % 4) + 2 * (i % 2) : 8 * i + 2 * (lane % 4);
             uint32_t& pair = q[i / 2][i % 2 * 2 + r];
             if (aligned16) {
                 pair = col < head_dim ? *reinterpret_cast<const uint32_t*>(q_ptr + col) : 0;
             } else {
                 pair = pack<Element>(element(col), element(col + 1));
             }
+        }
+    }
+    if constexpr (kFp8) {  // as widen_e4m3 pairs columns
+#pragma unroll
+        for (int i = 0; i < 2 * kSteps; ++i) {
+            uint32_t &even = q[i / 2][i % 2], &odd = q[i / 2][i % 2 + 2];
+            const uint32_t first = even;
+            even = __byte_perm(first, odd, 0x5410);
+            odd = __byte_perm(first, odd, 0x7632);
         }
     }
     // Where registers are short, a lane keeps its part of Q in shared memory; nobody else reads it.
@@ -338,8 +362,11 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
         const int row = row_of(here.m_begin, r);
         return {query_of(row), BiasMask(problem, tensors, here.bidb, head_of(here, row))};
     };
-    // Key of s(r, c) in its block; also column of o(r, c).
-    const auto col_of = [&](int c) { return c / 2 * 8 + 2 * (lane % 4) + c % 2; };
+    // Key of s(r, c) in its block, and column of o(r, c).
+    const auto key_of = [&](int c) { return c / 2 * 8 + 2 * (lane % 4) + c % 2; };
+    const auto col_of = [&](int c) {
+        return kFp8 ? c / 4 * 16 + 4 * (lane % 4) + c % 2 * 2 + c / 2 % 2 : key_of(c);
+    };
     const auto is_within = [&](int r, int key) { return row_begin[r] <= key && key < row_end[r]; };
 
     // ---- Main loop ----
@@ -349,6 +376,8 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
     OnlineSoftmax<2> softmax;
     const int k_row = lane / 16 * 8 + lane % 8, k_piece = lane / 8 % 2;  // for ldmatrix
     const int v_row = lane % 16, v_piece = lane / 16;
+    const float k_scale =
+        kFp8 ? kE4M3Scale<Element> * descale_of(tensors.k_descale, bidb, tile.bidh_kv) : 1.0f;
     int stage = 0;
 #pragma unroll 1
     for (int n_block = n_block_begin; n_block < n_block_end; n_block += kNumTeams) {
@@ -356,8 +385,8 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
         // With the mask only some rows may see some of these keys.
         const bool is_partial =
             problem.has_mask || key_begin < full_begin || key_begin + kBlockN > full_end;
-        Element* const tile_k = sK + stage * kTileElements;
-        Element* const tile_v = sV + stage * kTileElements;
+        Stored* const tile_k = sK + stage * kTileElements;
+        Stored* const tile_v = sV + stage * kTileElements;
 
         cp_async_wait_group<2 * (kStages - 1) - 1>();
         team_sync();  // K is there, and the team is done with the stage that is loaded next
@@ -368,27 +397,48 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
         // S = Q K^T, to logits of base 2.
         Tensor s = make_tensor<float>(Shape<_2, Int<kKeys>>{});
         clear(s);
-#pragma unroll
-        for (int k = 0; k < kSteps; ++k) {
+        const auto load_q = [&](int k) {
             if constexpr (!Traits::kQInRegisters) {
                 const uint4 a = sQ[32 * k];
                 q[k][0] = a.x, q[k][1] = a.y, q[k][2] = a.z, q[k][3] = a.w;
             }
+        };
+        if constexpr (kFp8) {
 #pragma unroll
-            for (int n = 0; n < kBlockN / 16; ++n) {
-                uint32_t b[4];
-                ldmatrix<false>(b, tile_k + Traits::offset(16 * n + k_row, 2 * k + k_piece));
-                mma<Element>(s, 2 * n, q[k], b[0], b[1]);
-                mma<Element>(s, 2 * n + 1, q[k], b[2], b[3]);
+            for (int k = 0; k < kSteps; k += 2) {
+                load_q(k);
+                load_q(k + 1);
+#pragma unroll
+                for (int n = 0; n < kBlockN / 16; ++n) {
+                    uint32_t b[4];  // (keys 0 .. 7 or 8 .. 15, step k or k + 1)
+                    ldmatrix<false>(b, tile_k + Traits::offset(16 * n + k_row, k + k_piece));
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        const Pairs pairs = widen_e4m3<Element>(b[i]);
+                        mma<Element>(s, 2 * n + i / 2, q[k + i % 2], pairs.even, pairs.odd);
+                    }
+                }
+            }
+        } else {
+#pragma unroll
+            for (int k = 0; k < kSteps; ++k) {
+                load_q(k);
+#pragma unroll
+                for (int n = 0; n < kBlockN / 16; ++n) {
+                    uint32_t b[4];
+                    ldmatrix<false>(b, tile_k + Traits::offset(16 * n + k_row, 2 * k + k_piece));
+                    mma<Element>(s, 2 * n, q[k], b[0], b[1]);
+                    mma<Element>(s, 2 * n + 1, q[k], b[2], b[3]);
+                }
             }
         }
         if (problem.softcap > 0.0f) {
-            const float scale = problem.softmax_scale / problem.softcap;
+            const float scale = problem.softmax_scale * k_scale / problem.softcap;
             const float softcap_log2 = problem.softcap * kLog2e;
 #pragma unroll
             for (int i = 0; i < size(s); ++i) s(i) = softcap_log2 * tanh_approx(s(i) * scale);
         } else {
-            const float scale_log2 = problem.softmax_scale * kLog2e;
+            const float scale_log2 = problem.softmax_scale * k_scale * kLog2e;
 #pragma unroll
             for (int i = 0; i < size(s); ++i) s(i) *= scale_log2;
         }
@@ -398,7 +448,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
                 const Extras extra = extras(r);
 #pragma unroll
                 for (int c = 0; c < kKeys; ++c) {
-                    const int key = key_begin + col_of(c);
+                    const int key = key_begin + key_of(c);
                     if (is_within(r, key)) {
                         s(r, c) += base2_bias(
                             to_float(extra.arrays.bias_at(extra.query, key), problem.dtype_bias));
@@ -412,7 +462,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
                 const Extras extra = extras(r);
 #pragma unroll
                 for (int c = 0; c < kKeys; ++c) {
-                    const int key = key_begin + col_of(c);
+                    const int key = key_begin + key_of(c);
                     if (!is_within(r, key) || extra.arrays.hides(extra.query, key)) {
                         s(r, c) = -INFINITY;
                     }
@@ -432,30 +482,33 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
         } else if (team_any(holds_nonfinite(tile_v))) {
             // 0 * NaN is NaN, so what is hidden from some row must not be in the product: the rows
             // that see a NaN or inf get it here, and the product gets 0 in its place. The K of this
-            // block is used up: its place holds P, (rows of the team, kBlockN).
-            Element* const tile_p = tile_k;
+            // block is used up: its place holds P, half of the team's rows at a time.
+            Element* const row_p =
+                reinterpret_cast<Element*>(tile_k) + (warp_row / 2 + lane / 4) * kBlockN;
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                Element* const row = tile_p + (warp_row + lane / 4 + 8 * r) * kBlockN;
+                __syncwarp();
 #pragma unroll
                 for (int c = 0; c < kKeys; c += 2) {
-                    *reinterpret_cast<uint32_t*>(row + col_of(c)) = p[c / 2][r];
+                    *reinterpret_cast<uint32_t*>(row_p + key_of(c)) = p[c / 2][r];
                 }
-            }
-            __syncwarp();
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
+                __syncwarp();
                 const Extras extra = extras(r);
 #pragma unroll 1
                 for (int n = 0; n < kBlockN; ++n) {
                     const int key = key_begin + n;
                     if (!is_within(r, key) || extra.arrays.hides(extra.query, key)) continue;
-                    const float weight =
-                        to_float(tile_p[(warp_row + lane / 4 + 8 * r) * kBlockN + n]);
+                    const float weight = to_float(row_p[n]);
 #pragma unroll
                     for (int c = 0; c < kCols; ++c) {
-                        const Element v = tile_v[Traits::offset(n, c / 2) + col_of(c) % 8];
-                        if (is_nonfinite(v)) o(r, c) += weight * to_float(v);
+                        const int piece = c / (kPieceCols / 4);
+                        const Stored v = tile_v[Traits::offset(n, piece) + col_of(c) % kPieceCols];
+                        if (!is_nonfinite(v)) continue;
+                        if constexpr (kFp8) {
+                            o(r, c) = NAN;
+                        } else {
+                            o(r, c) += weight * to_float(v);
+                        }
                     }
                 }
             }
@@ -469,11 +522,21 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
         for (int k = 0; k < kBlockN / 16; ++k) {
             const uint32_t a[4] = {p[2 * k][0], p[2 * k][1], p[2 * k + 1][0], p[2 * k + 1][1]};
 #pragma unroll
-            for (int n = 0; n < kHeadDim / 16; ++n) {
+            for (int n = 0; n < kHeadDim / (2 * kPieceCols); ++n) {
                 uint32_t b[4];
                 ldmatrix<true>(b, tile_v + Traits::offset(16 * k + v_row, 2 * n + v_piece));
-                mma<Element>(o, 2 * n, a, b[0], b[1]);
-                mma<Element>(o, 2 * n + 1, a, b[2], b[3]);
+                if constexpr (kFp8) {
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {  // even columns of 16, odd ones
+                        const Pairs first = widen_e4m3<Element>(b[2 * i]);
+                        const Pairs second = widen_e4m3<Element>(b[2 * i + 1]);
+                        mma<Element>(o, 4 * n + 2 * i, a, first.even, second.even);
+                        mma<Element>(o, 4 * n + 2 * i + 1, a, first.odd, second.odd);
+                    }
+                } else {
+                    mma<Element>(o, 2 * n, a, b[0], b[1]);
+                    mma<Element>(o, 2 * n + 1, a, b[2], b[3]);
+                }
             }
         }
         stage = stage + 1 == kStages ? 0 : stage + 1;
@@ -495,10 +558,21 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
             sMax[row] = softmax.row_max[r];
             sSum[row] = softmax.row_sum[r];
         }
+        if constexpr (kFp8) {
+            const float v_scale = kE4M3Scale<Element> *
+                                  descale_of(tensors.v_descale, out_tile.bidb, out_tile.bidh_kv);
 #pragma unroll
-        for (int c = 0; c < kCols; c += 2) {
-            *reinterpret_cast<float2*>(sO + row * kStrideO + col_of(c)) =
-                make_float2(o(r, c), o(r, c + 1));
+            for (int c = 0; c < kCols; c += 4) {
+                *reinterpret_cast<float4*>(sO + row * kStrideO + col_of(c)) =
+                    make_float4(o(r, c) * v_scale, o(r, c + 2) * v_scale, o(r, c + 1) * v_scale,
+                                o(r, c + 3) * v_scale);
+            }
+        } else {
+#pragma unroll
+            for (int c = 0; c < kCols; c += 2) {
+                *reinterpret_cast<float2*>(sO + row * kStrideO + col_of(c)) =
+                    make_float2(o(r, c), o(r, c + 1));
+            }
         }
     }
     __syncthreads();

@@ -6,12 +6,17 @@
 #include "flash_decode/key_splits.h"
 #include "flash_decode/tile_config.h"
 
+#include <cstdint>
+#include <type_traits>
+
 namespace fa101::flash_decode {
 
 template <class Element_, int kTileIndex>
 struct Traits {
-    using Element = Element_;
+    using Element = Element_;  // of Q, O and the products
     static constexpr TileConfig kTile = kTiles[kTileIndex];
+    static constexpr bool kFp8 = kTile.kv_bytes == 1;
+    using Stored = std::conditional_t<kFp8, uint8_t, Element>;  // of K and V
     static constexpr int kHeadDim = kTile.head_dim;
     static constexpr int kBlockM = kTile.block_m;
     static constexpr int kBlockN = kTile.block_n;
@@ -24,23 +29,25 @@ struct Traits {
     static constexpr int kSmemBytesKV = kTile.smem_bytes_kv();
 
     static_assert(kBlockM * kNumTeams == 16 * kTile.num_warps, "a warp owns 16 rows");
-    static_assert(kBlockN % 16 == 0 && kHeadDim % 32 == 0, "ldmatrix.x4 brings 16 x 16");
+    static_assert(kBlockN % 16 == 0 && kHeadDim % 32 == 0, "ldmatrix.x4 brings 16 x 32 bytes");
     static_assert(kChunkStep % (kNumTeams * kBlockN) == 0, "splits begin where steps do");
 
     // A tile of K or V is rows of kHeadDim elements in pieces of 16 bytes, the pieces permuted by
     // XOR with the row number, so that 8 rows' pieces of one column (ldmatrix) and 8 pieces of one
     // row (cp.async) both touch all 32 banks once.
     static constexpr int kTileElements = kBlockN * kHeadDim;
-    static constexpr bool kWholeLines = kHeadDim % 64 == 0;  // rows of whole 128-byte lines
+    static constexpr int kPieceCols = 16 / kTile.kv_bytes;
+    static constexpr bool kWholeLines =
+        kHeadDim * kTile.kv_bytes % 128 == 0;  // of 128 bytes, a row
     static __device__ __forceinline__ int offset(int row, int piece) {
-        return row * kHeadDim + 8 * (piece ^ (kWholeLines ? row % 8 : row / 2 % 4));
+        return row * kHeadDim + kPieceCols * (piece ^ (kWholeLines ? row % 8 : row / 2 % 4));
     }
 
     // Copies: kPieces threads read neighbouring pieces of a row, the team so many rows at a time.
     static constexpr int kPieces = kWholeLines ? 8 : 4;
     static constexpr int kRowsPerPass = kTeamThreads / kPieces;
     static constexpr int kPasses = kBlockN / kRowsPerPass;
-    static constexpr int kPanels = kHeadDim / (8 * kPieces);
+    static constexpr int kPanels = kHeadDim / (kPieceCols * kPieces);
     static_assert(kBlockN % kRowsPerPass == 0, "every thread copies as much");
 
     // In a paged cache 16 keys share a page: those of several passes, or the one of each pass.

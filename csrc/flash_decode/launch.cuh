@@ -39,11 +39,13 @@ void run_hdim(const Plan& plan, const Problem& problem, const Tensors& tensors,
                           " rows for head_dim " + std::to_string(kHeadDim));
     } else {
         if constexpr (kTiles[kTileIndex].head_dim == kHeadDim) {
-            if (plan.tile.block_m == kTiles[kTileIndex].block_m) {
+            constexpr TileConfig kTile = kTiles[kTileIndex];
+            if (plan.tile.block_m == kTile.block_m && size_of(problem.dtype_kv) == kTile.kv_bytes) {
                 const auto run = [&](auto element) {
                     using TileTraits = Traits<decltype(element), kTileIndex>;
-                    const auto kernel = problem.page_size > 0 ? run_kernel<TileTraits, true>
-                                                              : run_kernel<TileTraits, false>;
+                    const bool is_paged = problem.page_size > 0 || TileTraits::kFp8;
+                    const auto kernel = is_paged ? run_kernel<TileTraits, true>
+                                                 : run_kernel<TileTraits, TileTraits::kFp8>;
                     kernel(problem, tensors, partials, stream);
                 };
                 if (problem.dtype_q == DType::kFloat16) {

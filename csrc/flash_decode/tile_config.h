@@ -12,7 +12,8 @@ struct TileConfig {
     int block_m;   // rows of a block: (query, head of the group) pairs
     int block_n;   // keys of a team's step
     int num_warps;
-    int stages;  // K and V tiles of a team in shared memory
+    int stages;        // K and V tiles of a team in shared memory
+    int kv_bytes = 2;  // of an element of K and V; 1: fp8
 
     // With 16 rows there is nothing to share but the keys: each warp is a team of its own. With
     // 64 each warp owns 16 rows, and all of them read the same keys.
@@ -21,9 +22,11 @@ struct TileConfig {
     // O of 16 rows takes head_dim / 2 registers, Q half as many: together too many at 256.
     constexpr bool q_in_registers() const { return head_dim < 256; }
 
-    // K and V of all stages, in 16-bit elements; then what each warp keeps of Q. At the end, in
+    // K and V of all stages; then what each warp keeps of Q, in 16-bit elements. At the end, in
     // their place, O of every warp in float32 (8 columns of padding against bank conflicts), m, l.
-    constexpr int smem_bytes_kv() const { return 4 * head_dim * num_teams() * stages * block_n; }
+    constexpr int smem_bytes_kv() const {
+        return 2 * kv_bytes * head_dim * num_teams() * stages * block_n;
+    }
     constexpr int smem_bytes() const {
         const int loop = smem_bytes_kv() + (q_in_registers() ? 0 : 2 * 16 * num_warps * head_dim);
         return std::max(loop, 4 * 16 * num_warps * (head_dim + 8 + 2));
@@ -45,6 +48,14 @@ constexpr TileConfig kTiles[] = {
     {192, 64, 32, 4, 4},   // 96 KB
     {256, 16, 16, 2, 2},   // 80 KB: four warps would need 160
     {256, 64, 32, 4, 2},   // 96 KB
+    // In fp8, of which three widths are compiled: as many bytes are twice the keys, or more stages
+    // where a step of more would pass the border of a split.
+    { 64, 16, 32, 4, 6, 1},   // 96 KB
+    { 64, 64, 64, 4, 4, 1},   // 32 KB
+    {128, 16, 32, 4, 3, 1},   // 96 KB
+    {128, 64, 64, 4, 3, 1},   // 48 KB
+    {256, 16, 16, 4, 2, 1},   // 96 KB
+    {256, 64, 32, 4, 4, 1},   // 96 KB
 };
 // clang-format on
 

@@ -70,10 +70,44 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
     }
 }
 
+// Four codes of fp8 (common/float8.h) as T: the pairs of bytes 0 and 2, and of 1 and 3. A code
+// moves to the top of T's exponent and mantissa, which is exact, subnormals too, but for the bias:
+// bfloat16 is multiplied by the 2^120 that are missing, float16 is left too small by kE4M3Scale,
+// for the caller to put into a factor that there is anyway: float16 has the range. What makes a
+// code of NaN carry into bit 7 makes all bits of T ones, NaN again.
+struct Pairs {
+    uint32_t even, odd;
+};
+template <class T>
+constexpr float kE4M3Scale = std::is_same_v<T, __half> ? 256.0f : 1.0f;
+
+template <class T>
+__device__ __forceinline__ Pairs widen_e4m3(uint32_t codes) {
+    constexpr bool kHalf = std::is_same_v<T, __half>;
+    constexpr int kShift = kHalf ? 1 : 4;  // bits of T's exponent more than of the code's
+    constexpr uint32_t kMagnitude = (0x7f007f00u >> kShift) & (kHalf ? 0x3f803f80u : 0x07f007f0u);
+    const uint32_t carried = (codes & 0x7f7f7f7fu) + 0x01010101u;
+    uint32_t even_nan, odd_nan;  // bit 7 of a byte, over both bytes of T
+    asm("prmt.b32 %0, %1, 0, 0xaa88;" : "=r"(even_nan) : "r"(carried));
+    asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(odd_nan) : "r"(carried));
+    Pairs pairs;
+    pairs.even = ((codes << (8 - kShift)) & kMagnitude) | ((codes << 8) & 0x80008000u) | even_nan;
+    pairs.odd = ((codes >> kShift) & kMagnitude) | (codes & 0x80008000u) | odd_nan;
+    if constexpr (!kHalf) {
+        const uint32_t scale = 0x7b807b80u, minus_zero = 0x80008000u;  // 2^120, -0
+        asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(pairs.even) : "r"(scale), "r"(minus_zero));
+        asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(pairs.odd) : "r"(scale), "r"(minus_zero));
+    }
+    return pairs;
+}
+
 // Not 0 where one of the two 16-bit floats in a word is NaN or inf, all exponent bits set: adding
-// the lowest of them carries into the sign bit.
+// the lowest of them carries into the sign bit. Of the four of fp8, NaN alone has all bits set.
 template <class T>
 __device__ __forceinline__ uint32_t nonfinite(uint32_t word) {
+    if constexpr (std::is_same_v<T, uint8_t>) {
+        return ((word & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
+    }
     constexpr bool kHalf = std::is_same_v<T, __half>;
     constexpr uint32_t kExponent = kHalf ? 0x7c007c00u : 0x7f807f80u;
     constexpr uint32_t kLowest = kHalf ? 0x04000400u : 0x00800080u;
@@ -81,7 +115,11 @@ __device__ __forceinline__ uint32_t nonfinite(uint32_t word) {
 }
 template <class T>
 __device__ __forceinline__ bool is_nonfinite(T x) {
-    return nonfinite<T>(reinterpret_cast<const uint16_t&>(x)) != 0;
+    if constexpr (std::is_same_v<T, uint8_t>) {
+        return nonfinite<T>(x) != 0;
+    } else {
+        return nonfinite<T>(reinterpret_cast<const uint16_t&>(x)) != 0;
+    }
 }
 
 }  // namespace fa101::flash_decode

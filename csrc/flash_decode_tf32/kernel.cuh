@@ -27,6 +27,7 @@
 #include <fa101/params.h>
 
 #include "common/bias_mask.h"
+#include "common/key_rows.h"
 #include "common/mask.h"
 #include "common/memory.cuh"
 #include "common/mma_tile.cuh"
@@ -54,6 +55,7 @@ __global__ void __launch_bounds__(32 * kTiles[kTileIndex].num_warps, 2)
     constexpr int kDepth = 8 * tf32::kSteps;  // columns of Q and K, or keys of P and V, of one sum
     constexpr int kTogether = 4;              // mma tiles of O worked on at a time
     static_assert(kBlockM * kNumTeams == 16 * kTile.num_warps, "a warp owns 16 rows");
+    static_assert(kBlockN % kMinPageSize == 0, "copied 16 keys at a time");
     static_assert(kBlockN % kDepth == 0 && kHeadDim % (8 * kTogether) == 0, "whole mma tiles");
     static_assert(flash_decode::kChunkStep % (kNumTeams * kBlockN) == 0,
                   "splits begin where steps do");
@@ -140,20 +142,32 @@ __global__ void __launch_bounds__(32 * kTiles[kTileIndex].num_warps, 2)
     const auto slot = [&](int tile) { return slots + tile % kSlots * kSlotFloats; };
 
     // The chain: tile 2i is K, 2i + 1 V of the team's block i. Past its end tiles are empty, so
-    // that groups count them. Keys from n_end on become zeros.
+    // that groups count them. Keys from n_end on become zeros. 16 keys at a time, which lie in one
+    // page where there are pages.
     const auto load = [&](int chain_tile) {
         const int n_block = n_block_begin + chain_tile / 2 * kNumTeams;
         if (n_block < n_block_end) {
             const bool is_v = chain_tile % 2 != 0;
-            const float* const ptr =
-                is_v ? mma::head_ptr<float>(tensors.v_ptr, tensors.v_batch_stride,
-                                            tensors.v_head_stride, bidb, tile.bidh_kv)
-                     : mma::head_ptr<float>(tensors.k_ptr, tensors.k_batch_stride,
-                                            tensors.k_head_stride, bidb, tile.bidh_kv);
-            tf32::copy_rows<kBlockN, kHeadDim, kStride, kTeamThreads>(
-                team_thread(), slot(chain_tile), ptr,
-                is_v ? tensors.v_row_stride : tensors.k_row_stride, n_block * kBlockN, n_end,
-                is_v ? head_dim_v : head_dim, problem.aligned16);
+            const int64_t row_stride = is_v ? tensors.v_row_stride : tensors.k_row_stride;
+#pragma unroll 1
+            for (int n = 0; n < kBlockN; n += kMinPageSize) {
+                const int first = n_block * kBlockN + n;
+                int entry = bidb;  // of the batch, or the page whose row 0 is key page_begin
+                int64_t page_begin = 0;
+                if (problem.page_size > 0 && first < n_end) {
+                    const Pages pages(problem, tensors, bidb);
+                    entry = static_cast<int>(pages.page_of(first));
+                    page_begin = first - pages.row_of(first);
+                }
+                const float* const ptr =
+                    is_v ? mma::head_ptr<float>(tensors.v_ptr, tensors.v_batch_stride,
+                                                tensors.v_head_stride, entry, tile.bidh_kv)
+                         : mma::head_ptr<float>(tensors.k_ptr, tensors.k_batch_stride,
+                                                tensors.k_head_stride, entry, tile.bidh_kv);
+                tf32::copy_rows<kMinPageSize, kHeadDim, kStride, kTeamThreads>(
+                    team_thread(), slot(chain_tile) + n * kStride, ptr - page_begin * row_stride,
+                    row_stride, first, n_end, is_v ? head_dim_v : head_dim, problem.aligned16);
+            }
         }
         cp_async_commit();
     };

@@ -18,7 +18,8 @@ constexpr int64_t num_rows(const Problem& problem, int64_t row_step) {
 void reference_attention(const Problem& problem, const Tensors& tensors, double* o, double* lse,
                          int num_threads, int64_t row_step = 1);
 
-// The same on the current GPU, for device pointers throughout; only in a build with CUDA.
+// The same on the current GPU, for device pointers throughout and k and v of q's dtype; only in a
+// build with CUDA.
 void reference_attention_gpu(const Problem& problem, const Tensors& tensors, double* o, double* lse,
                              Stream stream, int64_t row_step = 1);
 

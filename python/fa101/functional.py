@@ -279,8 +279,7 @@ def flash_attention_with_kvcache(
         the same number. An integer cuts the capacity into so many parts, or into fewer, at
         multiples of 128 keys.
 
-    On CUDA pages need q in float16 or bfloat16, and a head_dim of at most 256; caches in fp8 are
-    for the CPU.
+    On CUDA pages and caches in fp8 need a head_dim of at most 256.
     """
     _require_type("return_lse", return_lse, bool, "True or False")
     options = _options(

@@ -215,6 +215,10 @@ TEST_CASE("every tile fits into the shared memory of the smallest GPU") {
                 Problem p = decode(2, 8, 8, 1000, head_dim, dtype);
                 p.seqlen_q = seqlen_q;
                 CHECK(flash_decode::supports(p, rtx4090) == "");
+                if (dtype == DType::kFloat32) continue;
+                p.dtype_kv = DType::kFloat8E4M3;
+                CHECK(flash_decode::supports(p, rtx4090) == "");
+                CHECK(flash_decode::tile(p, rtx4090).head_dim >= head_dim);
             }
         }
         CHECK(flash_decode::supports(decode(2, 8, 8, 1000, 257, dtype), rtx4090) != "");

@@ -192,6 +192,7 @@ std::vector<Variant> cuda_kernels() {
 struct Arrays {
     HostTensor q, k, v, o;
     std::optional<HostTensor> bias = {}, mask = {}, seqlens_k = {}, page_table = {};
+    std::optional<HostTensor> k_descale = {}, v_descale = {};
 };
 
 struct Sizes {
@@ -244,11 +245,26 @@ Arrays paged(DType dtype, const Sizes& s, int64_t page_size, const std::vector<i
     return a;
 }
 
+// The same with K and V rounded to fp8, K's descale by head, V's by batch entry and head.
+Arrays in_fp8(Arrays a, int64_t batch, int64_t heads_kv) {
+    for (HostTensor* x : {&a.k, &a.v}) {
+        HostTensor codes(DType::kFloat8E4M3, x->shape());
+        codes.fill([&](int64_t i) { return testing::load_element(x->data(), x->dtype(), i); });
+        *x = codes;
+    }
+    a.k_descale.emplace(DType::kFloat32, std::vector<int64_t>{heads_kv});
+    a.k_descale->fill([](int64_t i) { return 0.9f - 0.3f * static_cast<float>(i % 3); });
+    a.v_descale.emplace(DType::kFloat32, std::vector<int64_t>{batch, heads_kv});
+    a.v_descale->fill([](int64_t i) { return 0.7f + 0.4f * static_cast<float>(i); });
+    return a;
+}
+
 std::string describe(const Problem& p, const Options& options) {
     std::string text = "(" + std::to_string(p.batch) + ", " + std::to_string(p.num_heads) + "/" +
                        std::to_string(p.num_heads_kv) + ", " + std::to_string(p.seqlen_q) + "x" +
                        std::to_string(p.seqlen_k) + ", " + std::to_string(p.head_dim) + "/" +
                        std::to_string(p.head_dim_v) + ") " + name_of(p.dtype_q);
+    if (p.dtype_kv != p.dtype_q) text += std::string(" with ") + name_of(p.dtype_kv);
     if (options.causal) {
         text += options.align == Align::kTopLeft ? " causal top left" : " causal bottom right";
     }
@@ -304,7 +320,7 @@ Result run_kernel(const Variant& kernel, const Params& params, const Mirror& o, 
 // tolerances are for logits around 1; an error of float32 in a larger one is that much larger.
 void check(Arrays a, Options options = {}, int repeats = 1, double largest_logit = 1) {
     const size_t mark = arena.mark();
-    TensorView extras[4];
+    TensorView extras[6];
     const auto give = [&](std::optional<HostTensor>& tensor, TensorView& view) {
         if (!tensor) return static_cast<const TensorView*>(nullptr);
         view = Mirror(*tensor).view();
@@ -314,6 +330,8 @@ void check(Arrays a, Options options = {}, int repeats = 1, double largest_logit
     options.mask = give(a.mask, extras[1]);
     options.seqlens_k = give(a.seqlens_k, extras[2]);
     options.page_table = give(a.page_table, extras[3]);
+    options.k_descale = give(a.k_descale, extras[4]);
+    options.v_descale = give(a.v_descale, extras[5]);
     const std::vector<int64_t>& shape = a.q.shape();
     const bool bhsd = options.layout == Layout::kBHSD;
     HostTensor lse(DType::kFloat32, {shape[0], shape[bhsd ? 1 : 2], shape[bhsd ? 2 : 1]});
@@ -330,6 +348,8 @@ void check(Arrays a, Options options = {}, int repeats = 1, double largest_logit
     if (a.mask) host.mask_ptr = static_cast<const uint8_t*>(a.mask->data());
     if (a.seqlens_k) host.seqlens_k_ptr = static_cast<const int32_t*>(a.seqlens_k->data());
     if (a.page_table) host.page_table_ptr = static_cast<const int32_t*>(a.page_table->data());
+    if (a.k_descale) host.k_descale.ptr = static_cast<const float*>(a.k_descale->data());
+    if (a.v_descale) host.v_descale.ptr = static_cast<const float*>(a.v_descale->data());
     const int64_t rows = p.batch * p.num_heads * p.seqlen_q;
     std::vector<double> o_expected(rows * p.head_dim_v), lse_expected(rows);
     testing::reference_attention(p, host, o_expected.data(), lse_expected.data(),
@@ -378,15 +398,18 @@ Options in_pages(std::optional<int64_t> window_left = {}) {
 }
 
 // append() on the GPU does what it does on the CPU: 2 entries, room for 64 keys each, 5 new ones.
-void check_append(DType dtype, bool is_paged, int64_t head_dim, int64_t rotary_dim,
-                  bool interleaved) {
+void check_append(DType dtype, DType dtype_cache, bool is_paged, int64_t head_dim,
+                  int64_t rotary_dim, bool interleaved) {
     watchdog.begin("append");
     const size_t mark = arena.mark();
     HostTensor k(dtype, {2, 5, 3, head_dim}), v(dtype, {2, 5, 3, head_dim + 8});
     const std::vector<int64_t> rows =
         is_paged ? std::vector<int64_t>{7, 16} : std::vector<int64_t>{2, 64};
-    HostTensor k_cache(dtype, {rows[0], rows[1], 3, head_dim});
-    HostTensor v_cache(dtype, {rows[0], rows[1], 3, head_dim + 8});
+    HostTensor k_cache(dtype_cache, {rows[0], rows[1], 3, head_dim});
+    HostTensor v_cache(dtype_cache, {rows[0], rows[1], 3, head_dim + 8});
+    HostTensor k_descale(DType::kFloat32, {3}), v_descale(DType::kFloat32, {2, 3});
+    k_descale.fill([](int64_t i) { return 0.01f + static_cast<float>(i); });
+    v_descale.fill([](int64_t i) { return i == 0 ? 1e-3f : 0.3f * static_cast<float>(i); });
     HostTensor q(dtype, {2, 6, 4, head_dim}), q_rotated(dtype, {2, 6, 4, head_dim});
     HostTensor cos(DType::kFloat32, {64, rotary_dim / 2}), sin = cos;
     k.fill_normal(1), v.fill_normal(2), q.fill_normal(3), cos.fill_normal(4), sin.fill_normal(5);
@@ -399,6 +422,10 @@ void check_append(DType dtype, bool is_paged, int64_t head_dim, int64_t rotary_d
         const TensorView lengths_view = view_of(lengths), table_view = view_of(table);
         const TensorView cos_view = view_of(cos), sin_view = view_of(sin);
         const TensorView q_view = view_of(q), rotated_view = view_of(q_rotated);
+        const TensorView k_descale_view = view_of(k_descale), v_descale_view = view_of(v_descale);
+        if (dtype_cache == DType::kFloat8E4M3) {
+            options.k_descale = &k_descale_view, options.v_descale = &v_descale_view;
+        }
         options.seqlens_k = &lengths_view;
         if (is_paged) options.page_table = &table_view;
         if (rotary_dim > 0) {
@@ -433,14 +460,16 @@ void check_append(DType dtype, bool is_paged, int64_t head_dim, int64_t rotary_d
         const auto& s = expected.strides();
         std::vector<double> values;
         for (int64_t j = 0; j < expected.numel(); ++j) {
-            values.push_back(testing::load_element(expected.data(), dtype, j));
+            values.push_back(testing::load_element(expected.data(), expected.dtype(), j));
         }
-        const Comparison in = testing::compare(got[i].data(), dtype, {n[0], n[1], n[2], n[3]},
-                                               {s[0], s[1], s[2], s[3]}, values.data());
+        const Comparison in =
+            testing::compare(got[i].data(), expected.dtype(), {n[0], n[1], n[2], n[3]},
+                             {s[0], s[1], s[2], s[3]}, values.data());
         // Copies are exact; a rotation may be rounded the other way.
         const double tolerance =
-            rotary_dim == 0 ? 0 : 4 * testing::roundoff_of(dtype) * in.max_expected;
-        CHECK_MESSAGE(in.passed(tolerance), name_of(dtype), " output ", i, ": ", in.describe());
+            rotary_dim == 0 ? 0 : 4 * testing::roundoff_of(expected.dtype()) * in.max_expected;
+        CHECK_MESSAGE(in.passed(tolerance), name_of(dtype), " to ", name_of(dtype_cache),
+                      " output ", i, ": ", in.describe());
     }
     arena.release(mark);
 }
@@ -775,7 +804,7 @@ TEST_CASE("window, softcap, bias, mask and lengths, alone and together") {
 }
 
 TEST_CASE("a cache in pages: every tile, several splits, what is nobody's is NaN") {  // FA-009
-    for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (DType dtype : kDTypes) {
         for (int64_t dim : {64, 77, 96, 128, 192, 256}) {
             for (int64_t page_size : {16, dim == 128 ? 512 : 32}) {
                 for (int64_t seqlen_q : {1, 3, 40}) {
@@ -797,6 +826,45 @@ TEST_CASE("a cache in pages: every tile, several splits, what is nobody's is NaN
     }
 }
 
+TEST_CASE("keys and values in fp8: every tile, whole and in pages, what is nobody's is NaN") {
+    for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+        for (int64_t dim : {8, 64, 77, 96, 128, 192, 256}) {
+            for (int64_t seqlen_q : {1, 3, 40}) {
+                const Sizes sizes = {3, 8, 2, seqlen_q, 2048, dim, dim};
+                check(in_fp8(paged(dtype, sizes, 16, {1041, 513, 0}), 3, 2), in_pages(), 2);
+                check(in_fp8(paged(dtype, sizes, 32, {700, 16, 1}), 3, 2), in_pages(100));
+                Arrays a = in_fp8(dense(dtype, sizes), 3, 2);
+                check(a, kBottomRight, 2);
+                a.seqlens_k = ints({3}, {2048, 77, 0});
+                Options options;
+                options.softcap = 2;
+                check(a, options);
+            }
+        }
+        Arrays a = in_fp8(paged(dtype, {2, 6, 2, 5, 1024, 64, 80}, 16, {1000, 37}), 2, 2);
+        a.bias.emplace(dtype, std::vector<int64_t>{2, 1, 5, 1024});
+        a.bias->fill_normal(7);
+        for (int64_t num_splits : {0, 1, 2, 7}) {
+            Options options = in_pages();
+            options.num_splits = num_splits;
+            check(a, options);
+        }
+        // Codes of NaN that some rows see, in the first block, inside and in the last.
+        for (int64_t dim : {64, 128}) {
+            for (int64_t seqlen_q : {7, 50}) {
+                Arrays b = in_fp8(dense(dtype, {1, 4, 2, seqlen_q, 300, dim, dim}), 1, 2);
+                for (int64_t key : {0, 270, 296}) {
+                    b.k.set({0, 0, key, dim - 1}, kNaN);
+                    b.v.set({0, 1, key, 5}, kNaN);
+                }
+                Options options = kBottomRight;
+                options.window_left = 3;
+                check(b, options);
+            }
+        }
+    }
+}
+
 TEST_CASE("the number of splits as asked for") {  // FA-037
     for (int64_t num_splits : {1, 2, 3, 5, 64}) {
         Options options = kBottomRight;
@@ -812,7 +880,10 @@ TEST_CASE("append on the GPU is append on the CPU") {  // FA-030
             for (int64_t head_dim : {64, 30, 128}) {
                 for (int64_t rotary_dim : {0, 16, 30}) {
                     for (bool interleaved : {false, true}) {
-                        check_append(dtype, is_paged, head_dim, rotary_dim, interleaved);
+                        check_append(dtype, dtype, is_paged, head_dim, rotary_dim, interleaved);
+                        if (dtype == DType::kFloat32) continue;
+                        check_append(dtype, DType::kFloat8E4M3, is_paged, head_dim, rotary_dim,
+                                     interleaved);
                     }
                 }
             }
@@ -851,10 +922,20 @@ TEST_CASE("a small problem of every kernel") {  // for compute-sanitizer
         }
     }
     for (int64_t seqlen_q : {1, 20}) {
-        check(paged(DType::kFloat16, {2, 4, 1, seqlen_q, 640, 64, 64}, 16, {530, 0}), in_pages());
+        for (DType dtype : {DType::kFloat16, DType::kFloat32}) {
+            check(paged(dtype, {2, 4, 1, seqlen_q, 640, 64, 64}, 16, {530, 0}), in_pages());
+        }
     }
-    check_append(DType::kBFloat16, /*is_paged=*/true, 64, 32, /*interleaved=*/false);
-    check_append(DType::kFloat32, /*is_paged=*/false, 64, 0, /*interleaved=*/false);
+    for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+        check(in_fp8(paged(dtype, {2, 4, 1, 20, 640, 64, 64}, 16, {530, 0}), 2, 1), in_pages());
+        check(in_fp8(dense(dtype, {2, 2, 1, 3, 600, 63, 63}), 2, 1), kBottomRight);
+    }
+    check_append(DType::kBFloat16, DType::kBFloat16, /*is_paged=*/true, 64, 32,
+                 /*interleaved=*/false);
+    check_append(DType::kFloat32, DType::kFloat32, /*is_paged=*/false, 64, 0,
+                 /*interleaved=*/false);
+    check_append(DType::kFloat16, DType::kFloat8E4M3, /*is_paged=*/true, 64, 32,
+                 /*interleaved=*/false);
 }
 
 TEST_CASE("more heads than a y or z axis of a grid can hold") {  // FA-007

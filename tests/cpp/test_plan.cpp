@@ -383,7 +383,7 @@ TEST_CASE("pages go to the kernel that splits keys, whatever the queries; others
     CHECK(contains(on_turing, "it reads no pages"));
     CHECK(contains(on_turing, "it needs sm_80 or later"));
     p.dtype_q = p.dtype_kv = p.dtype_o = DType::kFloat32;
-    CHECK(contains(message<Unsupported>([&] { plan(p, kH200); }), "float16 or bfloat16"));
+    CHECK(plan(p, kH200).strategy == Strategy::kSplitKV);
     DeviceInfo empty = kH200;
     empty.built_kernels = 0;
     p.dtype_q = p.dtype_kv = p.dtype_o = DType::kFloat16;
@@ -394,7 +394,7 @@ TEST_CASE("pages go to the kernel that splits keys, whatever the queries; others
     }
 }
 
-TEST_CASE("keys and values in fp8 are for the CPU's ladder") {
+TEST_CASE("keys and values in fp8 are for the CPU's ladder and for split_kv") {
     Problem p = problem(DeviceType::kCpu, DType::kFloat16, 64);
     p.dtype_kv = DType::kFloat8E4M3;
     for (const char* kernel : {"cpu_naive", "cpu_fa1", "cpu_fa2"}) {
@@ -402,9 +402,26 @@ TEST_CASE("keys and values in fp8 are for the CPU's ladder") {
     }
     CHECK(contains(explain(plan(p, laptop()), p, laptop()), "float16 (float8_e4m3fn k and v)"));
     p.device = DeviceType::kCuda;
-    CHECK(contains(message<Unsupported>([&] { plan(p, kH200); }),
-                   "it needs one dtype for q, k, v and out; they have float16, float8_e4m3fn and "
-                   "float16"));
+    for (int64_t page_size : {0, 16}) {
+        p.page_size = page_size, p.has_seqlens_k = page_size > 0;
+        for (int64_t seqlen_q : {1, 17, 5000}) {
+            for (int64_t head_dim : {1, 64, 96, 128, 192, 256}) {
+                p.seqlen_q = seqlen_q, p.head_dim = p.head_dim_v = head_dim;
+                for (const DeviceInfo& device : {kA100, kRtx3090, kH200}) {
+                    const Plan chosen = plan(p, device);
+                    CHECK(std::string(chosen.kernel) == "fa2_cute");
+                    CHECK(chosen.strategy == Strategy::kSplitKV);
+                    CHECK(chosen.tile.head_dim >= head_dim);
+                }
+            }
+        }
+    }
+    p.page_size = 0;
+    CHECK(supports("naive", p, kH200) ==
+          "it needs one dtype for q, k, v and out; they have float16, float8_e4m3fn and float16");
+    CHECK(contains(message<Unsupported>([&] { plan(p, kT4); }), "it needs sm_80 or later"));
+    p.head_dim = p.head_dim_v = 257;
+    CHECK(contains(message<Unsupported>([&] { plan(p, kH200); }), "more than its tiles hold"));
 }
 
 TEST_CASE("a number of splits is for kernels that split") {

@@ -574,6 +574,20 @@ class TestPages:
         assert "no whole pages of 16" in result["reason"]
 
 
+class TestFp8:
+    def test_answers_decode_and_counts_its_own_bytes(self):
+        case = Case("decode", 2, 4, 1, 64, 16, "bfloat16", num_heads_kv=2)
+        result = run(peers.fa101_fp8(), case=case)["fp8"]
+        assert result["status"] == "ok"
+        assert "vs_best_peer" not in result
+        traffic = result["gbytes_per_s"] * result["median_ms"] * 1e6
+        assert traffic == pytest.approx(2 * 16 * (4 * 2 * 2 + 2 * 2 * 64))
+
+    def test_is_for_16_bits(self):
+        case = Case("decode", 2, 4, 1, 64, 16, "float32", num_heads_kv=2)
+        assert run(peers.fa101_fp8(), case=case)["fp8"]["status"] == "skipped"
+
+
 class TestCudaTimer:
     """Its logic, on a machine where the device is the host."""
 

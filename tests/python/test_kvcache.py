@@ -16,23 +16,22 @@ from hypothesis import strategies as st
 import fa101
 from fa101 import flash_attention_with_kvcache
 from fa101.testing import assert_attention, to_float64
-from helpers import DEVICES, DTYPES, HALF, bits, poisoned_memory
+from helpers import DEVICES, DTYPES, bits, poisoned_memory
 
-# On a GPU pages are for 16-bit dtypes.
 PLACES = [
     pytest.param(
         device, dtype, id=f"{device}-{dtype}", marks=pytest.mark.gpu if device == "cuda" else ()
     )
     for device in ("cpu", "cuda")
     for dtype in DTYPES
-    if device == "cpu" or dtype in HALF
 ]
 
-
-# Caches in fp8, beside 16-bit queries; the CPU alone reads them.
+# Caches in fp8, beside 16-bit queries.
 FP8 = torch.float8_e4m3fn
 FP8_PLACES = [
-    pytest.param("cpu", dtype, id=f"cpu-{dtype}") for dtype in (torch.float16, torch.bfloat16)
+    pytest.param(device, dtype, id=f"{device}-{dtype}", marks=marks)
+    for device, marks in (("cpu", ()), ("cuda", pytest.mark.gpu))
+    for dtype in (torch.float16, torch.bfloat16)
 ]
 
 
@@ -90,10 +89,10 @@ class Cache:
             shape = (heads_kv,) if fp8 == "head" else (batch, heads_kv)
             for name in ("k_descale", "v_descale"):
                 self.descales[name] = (torch.rand(shape, generator=generator) + 0.1).to(device)
-        if fp8 is not None:
-            self.k, self.v = self.quantised("k", self.k), self.quantised("v", self.v)
         for b, n in enumerate(lengths):
             self.k[b, n:], self.v[b, n:] = math.nan, math.nan
+        if fp8 is not None:
+            self.k, self.v = self.quantised("k", self.k), self.quantised("v", self.v)
         if page_size is None:
             self.page_table = None
             self.k_cache, self.v_cache = (in_layout(x.clone(), layout) for x in (self.k, self.v))
@@ -103,8 +102,9 @@ class Cache:
         table = pages[: batch * max_pages].view(batch, max_pages)
         pools = []
         for x in (self.k, self.v):
-            pool = x.new_full((len(pages), page_size, *x.shape[2:]), math.nan)
-            pool[table.flatten().to(device)] = x.view(-1, page_size, *x.shape[2:])
+            shape = (-1, page_size, *x.shape[2:])
+            pool = torch.full((len(pages), *shape[1:]), math.nan, device=device).to(x.dtype)
+            bits(pool)[table.flatten().to(device)] = bits(x).view(shape)
             pools.append(in_layout(pool, layout))
         self.k_cache, self.v_cache = pools
         for b, n in enumerate(lengths):
@@ -154,7 +154,7 @@ class Cache:
         if self.page_size is None:
             return caches
         table = self.page_table.clamp(min=0).long()
-        return [x[table].flatten(1, 2) for x in caches]
+        return [bits(x)[table].flatten(1, 2).view(x.dtype) for x in caches]
 
     def caches(self):
         return self.k_cache, self.v_cache
@@ -554,20 +554,25 @@ def test_every_code(device, dtype, head_dim):
     """One key a batch entry, another code in each column: its logits and values, exactly."""
     codes = torch.arange(256)[:, None] + 7 * torch.arange(head_dim)
     finite = codes % 127 + 128 * (codes // 128 % 2)  # without the two of NaN
-    one_hot = torch.eye(head_dim, dtype=dtype, device=device).expand(256, head_dim, head_dim)
+    q = torch.eye(head_dim, dtype=dtype, device=device)  # head h asks for column h
 
     def cache(codes):
         return (codes % 256).to(torch.uint8).view(FP8)[:, None, None].to(device)
 
-    for rows in (1, 20):  # those of either tile
-        q = one_hot[:, None].expand(-1, rows, -1, -1).contiguous()  # head h asks for column h
-        out, lse = flash_attention_with_kvcache(
-            q, cache(finite), cache(codes), softmax_scale=1.0, causal=False, return_lse=True
-        )
-        logits = cache(finite)[:, 0].double()  # (256, 1, head_dim), of each head
-        torch.testing.assert_close(lse.double(), logits.mT.expand(-1, -1, rows), rtol=0, atol=1e-4)
-        values = cache(codes)[:, :, 0].to(dtype)[:, :, None].expand_as(out)
-        torch.testing.assert_close(out, values, rtol=0, atol=0, equal_nan=True)
+    for heads in (8, head_dim):  # the rows of either tile
+        for first in range(0, head_dim, heads):
+            some = slice(first, first + heads)
+            out, lse = flash_attention_with_kvcache(
+                q[some].expand(256, 1, -1, -1),
+                cache(finite),
+                cache(codes),
+                softmax_scale=1.0,
+                return_lse=True,
+            )
+            logits = cache(finite)[:, 0, 0, some, None].float()
+            torch.testing.assert_close(lse, logits, rtol=1e-6, atol=1e-5)
+            values = cache(codes).to(dtype).expand_as(out)
+            torch.testing.assert_close(out, values, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
@@ -624,9 +629,9 @@ def test_fp8_append_saturates(device, dtype):
         )
         expected = torch.tensor(stored, device=device).to(FP8)
         assert torch.equal(bits(pools[0][0, 2, 0]), bits(expected))
-        assert pools[1][0, 2].isnan().all()
+        assert pools[1].float()[0, 2].isnan().all()
         for pool in pools:
-            assert (pool[0, [0, 1, 3]].float() == 1).all()
+            assert (pool.float()[0, [0, 1, 3]] == 1).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -663,7 +668,7 @@ def test_fp8_nan_where_it_is_seen(device, dtype):
                     for y in (pool, x):
                         y.view(torch.uint8)[:, key, 1, 3] = 0x7F if key == 66 else 0xFF
                 for entry, n in enumerate(cache.lengths):  # still NaN behind the keys
-                    assert pool[entry, n:].isnan().all()
+                    assert pool[entry, n:].float().isnan().all()
                 out, _ = cache.check(queries(cache, seqlen_q, group=group), window=(5, None))
                 assert out.isnan().any()
                 assert not out.isnan().all()
@@ -741,6 +746,14 @@ def test_fp8_autocast():
     cache.k_new, cache.v_new = cache.k_new.float(), cache.v_new.float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(cache.call(q.float()), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [300, 512])
+def test_fp8_head_dims_on_a_gpu(head_dim):
+    cache = Cache([5], 16, head_dim=head_dim, dtype=torch.float16, device="cuda", fp8="head")
+    with pytest.raises(NotImplementedError, match=f"head_dim is {head_dim}, more than its tiles"):
+        cache.call(queries(cache, 1))
 
 
 # ---- splits --------------------------------------------------------------------------------------
@@ -945,13 +958,6 @@ def test_wrong_devices():
         cache.call(q, k=cache.k_new.cpu())
 
 
-@pytest.mark.gpu
-def test_pages_in_float32_on_a_gpu():
-    cache = Cache([5], 16, page_size=16, device="cuda")
-    with pytest.raises(NotImplementedError, match="reads no pages.*float16 or bfloat16"):
-        cache.call(queries(cache, 1))
-
-
 # ---- frameworks ----------------------------------------------------------------------------------
 
 
@@ -1043,6 +1049,22 @@ def test_cupy():
     )
     again = cache.call(q)
     assert torch.equal(torch.as_tensor(out, device="cuda"), again)
+
+
+@pytest.mark.gpu
+def test_cupy_fp8():
+    """As bytes: CuPy has no such dtype."""
+    cupy = pytest.importorskip("cupy")
+    cache = Cache([9, 30], 64, page_size=16, dtype=torch.float16, device="cuda", new=2, fp8="head")
+    q = queries(cache, 2)
+    options = {"seqlens_k": cache.seqlens_k, "page_table": cache.page_table}
+    options |= cache.new_keys() | cache.descales
+    out = flash_attention_with_kvcache(
+        cupy.asarray(q),
+        *(cupy.asarray(x.view(torch.uint8).clone()) for x in cache.caches()),
+        **{name: cupy.asarray(x) for name, x in options.items()},
+    )
+    assert torch.equal(torch.as_tensor(out, device="cuda"), cache.call(q))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -1182,6 +1204,34 @@ def test_two_streams_with_splits():
                 )
     torch.cuda.synchronize()
     assert all(torch.equal(out, expected) for out in outs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_fp8_in_a_graph(page_size):
+    """New lengths, keys and descales without a new capture."""
+    cache = Cache([4096, 4096], 4096, head_dim=128, page_size=page_size, dtype=torch.bfloat16,
+                  device="cuda", fp8="entry")  # fmt: skip
+    q = queries(cache, 2, group=4)
+    k, v = (torch.randn(2, 2, 2, 128, device="cuda").to(q) for _ in "kv")
+    options = {"k": k, "v": v, "page_table": cache.page_table, "seqlens_k": cache.seqlens_k}
+    options |= cache.descales
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = flash_attention_with_kvcache(q, *cache.caches(), **options)
+    for lengths in [(2, 64), (15, 16), (4094, 0), (1, 511)]:
+        cache.seqlens_k.copy_(torch.tensor(lengths))
+        for x in (q, k, v):
+            x.normal_()
+        for x in cache.descales.values():
+            x.uniform_(0.5, 2)
+        copies = [x.clone() for x in cache.caches()]
+        expected = flash_attention_with_kvcache(q, *copies, **options)
+        out.fill_(math.nan)
+        graph.replay()
+        assert torch.equal(out, expected)
+        for x, y in zip(cache.caches(), copies, strict=True):
+            assert torch.equal(bits(x), bits(y))
 
 
 @pytest.mark.gpu

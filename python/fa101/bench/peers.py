@@ -43,9 +43,9 @@ class Contender:
     prepare: Callable[[Case, Tensor, Tensor, Tensor], Call]
     layout: str = "bhsd"
     is_peer: bool = True
+    itemsize_kv: int = 0  # bytes of an element of its cache; 0: the case's, and it competes
     # Entered around a turn of calls, not around each.
     context: Callable[[], AbstractContextManager[None]] = nullcontext
-    unfit_for_graphs: str = ""  # why it is not replayed from a CUDA graph
 
 
 def fa101_kernel(name: str) -> Contender:
@@ -88,6 +88,7 @@ def fa101_contenders(device_type: str, suite: str) -> dict[str, Contender]:
     contenders = {name: fa101_kernel(name) for name in names}
     if suite == "decode":
         contenders |= {f"paged-{size}": fa101_paged(size) for size in (16, 64)}
+        contenders["fp8"] = fa101_fp8()
     return contenders
 
 
@@ -202,6 +203,30 @@ def fa101_paged(page_size: int) -> Contender:
     return Contender(f"paged-{page_size}", prepare, is_peer=False)
 
 
+def fa101_fp8() -> Contender:
+    """flash_attention_with_kvcache on the same keys in fp8, which holds what decode is given."""
+    import fa101
+
+    def prepare(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Call:
+        k, v = (x.to(torch.float8_e4m3fn) for x in (k, v))
+        one = torch.ones(case.heads_kv, device=q.device)
+        options = {"k_descale": one, "v_descale": one, "causal": case.causal, "layout": "bhsd"}
+        out = torch.full_like(q, float("nan"))
+
+        def call() -> Tensor:
+            fa101.flash_attention_with_kvcache(q, k, v, **options, out=out)
+            return out
+
+        try:
+            call()
+        except (TypeError, NotImplementedError, RuntimeError) as error:  # float32; no code for it
+            raise UnfitError(str(error)) from None
+        out.fill_(float("nan"))
+        return call
+
+    return Contender("fp8", prepare, is_peer=False, itemsize_kv=1)
+
+
 def torch_sdpa(backend: SDPBackend) -> Contender:
     def prepare(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Call:
         if case.causal and case.seqlen_q != case.seqlen_k:
@@ -256,9 +281,6 @@ def flash_attn_2() -> Contender:
     return Contender("flash-attn", prepare, layout="bshd")
 
 
-FLASHINFER_IN_GRAPHS = "replays of FlashInfer 0.5.3 ended in an illegal memory access"
-
-
 def flashinfer() -> Contender:
     module = importlib.import_module("flashinfer")
 
@@ -293,7 +315,7 @@ def flashinfer() -> Contender:
         ragged = [x.flatten(0, 1) for x in (q, k, v)]
         return lambda: wrapper.run(*ragged).view_as(q)
 
-    return Contender("flashinfer", prepare, layout="bshd", unfit_for_graphs=FLASHINFER_IN_GRAPHS)
+    return Contender("flashinfer", prepare, layout="bshd")
 
 
 def flashinfer_paged(page_size: int) -> Contender:
@@ -306,12 +328,7 @@ def flashinfer_paged(page_size: int) -> Contender:
         (k, v), table = shuffled_pages(case, page_size, k, v)
         return _flashinfer_pages(module, case, q, k, v, table, page_size)
 
-    return Contender(
-        f"flashinfer-paged-{page_size}",
-        prepare,
-        layout="bshd",
-        unfit_for_graphs=FLASHINFER_IN_GRAPHS,
-    )
+    return Contender(f"flashinfer-paged-{page_size}", prepare, layout="bshd")
 
 
 def _flashinfer_pages(

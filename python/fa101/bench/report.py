@@ -102,6 +102,7 @@ def matrix(document: Document) -> tuple[list[str], list[list[str]]]:
             else:
                 cells.append("FAILED" if result.get("status") == "failed" else "-")
         ours = [r for r in row["results"] if r.get("status") == "ok" and not r["is_peer"]]
+        ours = [r for r in ours if "itemsize_kv" not in r]  # that read the same bytes
         best = min(ours, key=lambda result: result["median_ms"], default=None)
         cells.append(f"{best['vs_best_peer']:.2f}" if best and "vs_best_peer" in best else "-")
         cells.append(f"{100 * best['share_of_ceiling']:.0f} %" if best else "-")
@@ -119,7 +120,8 @@ def decode(document: Document) -> tuple[list[str], list[list[str]]]:
         plain = row.get("plain_read", {})
         cells = [row["name"], _both_ways(plain)]
         cells += [_both_ways(find(row, name)) for name in names]
-        graphs = [(r["is_peer"], r.get("graph", {})) for r in row["results"]]
+        rivals = [r for r in row["results"] if "itemsize_kv" not in r]  # that read the same bytes
+        graphs = [(r["is_peer"], r.get("graph", {})) for r in rivals]
         ours = [g for is_peer, g in graphs if not is_peer and g.get("status") == "ok"]
         best: dict[str, Any] = min(ours, key=lambda graph: graph["median_ms"], default={})
         least = plain.get("graph", {}).get("median_ms")

@@ -138,7 +138,11 @@ def run_case(
     entrants: list[Entrant] = []
     for contender in contenders:
         results.append({"contender": contender.name, "is_peer": contender.is_peer})
-        entrants += admitted(contender, case, inputs, answer, timer, guard, results[-1], caches)
+        copies = caches
+        if contender.itemsize_kv:
+            results[-1]["itemsize_kv"] = contender.itemsize_kv
+            copies *= 2  # of half the bytes
+        entrants += admitted(contender, case, inputs, answer, timer, guard, results[-1], copies)
         if is_lost(row):
             return row
     if by_graph:
@@ -162,8 +166,9 @@ def run_case(
     for entrant in entrants:
         if "status" not in entrant.result:
             entrant.result.update(figures(case, entrant, ceiling))
-    compare_with_best_peer([(result["is_peer"], result) for result in results])
-    compare_with_best_peer([(result["is_peer"], result.get("graph", {})) for result in results])
+    rivals = [result for result in results if "itemsize_kv" not in result]
+    compare_with_best_peer([(result["is_peer"], result) for result in rivals])
+    compare_with_best_peer([(result["is_peer"], result.get("graph", {})) for result in rivals])
     return row
 
 
@@ -198,8 +203,6 @@ def admitted(
         return entrants
     graph = result["graph"] = {}
     with verdict(contender, graph, timer):
-        if contender.unfit_for_graphs:
-            raise UnfitError(contender.unfit_for_graphs)
         passes = 1 if seconds > 1e-3 else math.ceil(GRAPH_CALLS / caches)
         replay = checked_graph(contender, case, inputs, answer, timer, caches, passes)
         graph["calls"] = replay.calls
@@ -217,7 +220,10 @@ def make_inputs(case: Case, device: torch.device) -> tuple[Tensor, Tensor, Tenso
         return torch.randn(shape, generator=generator, device=device).to(dtype)
 
     q = normal(case.num_heads, case.seqlen_q)
-    return q, normal(case.heads_kv, case.seqlen_k), normal(case.heads_kv, case.seqlen_k)
+    k, v = (normal(case.heads_kv, case.seqlen_k) for _ in "kv")
+    if case.is_decode and case.dtype != "float32":  # what fp8 holds too, for all to be asked alike
+        k, v = (x.to(torch.float8_e4m3fn).to(dtype) for x in (k, v))
+    return q, k, v
 
 
 def reference(case: Case, q: Tensor, k: Tensor, v: Tensor) -> tuple[list[int], Tensor]:
@@ -317,7 +323,8 @@ def figures(case: Case, entrant: Entrant, ceiling: dict[str, float]) -> Result:
     median = statistics.median(entrant.times)
     deciles = statistics.quantiles(entrant.times, n=10, method="inclusive")
     rate = case.flops / (1e-3 * median)
-    traffic = case.bytes / (1e-3 * median)
+    itemsize_kv = entrant.contender.itemsize_kv
+    traffic = (case.bytes_with(itemsize_kv) if itemsize_kv else case.bytes) / (1e-3 * median)
     peak = ceiling.get(case.dtype) or ceiling["float32"]  # a CPU has only that one
     share = traffic / ceiling["bytes"] if case.is_decode else rate / peak
     return {

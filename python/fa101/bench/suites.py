@@ -55,8 +55,13 @@ class Case:
     @property
     def bytes(self) -> int:
         """The least traffic: q, k and v read once, o written once."""
-        rows = self.num_heads * 2 * self.seqlen_q + self.heads_kv * 2 * self.seqlen_k
-        return self.batch * rows * self.head_dim * _ITEM_SIZE[self.dtype]
+        return self.bytes_with(_ITEM_SIZE[self.dtype])
+
+    def bytes_with(self, itemsize_kv: int) -> int:
+        """The same where an element of k and v has so many bytes."""
+        rows_q, rows_kv = self.num_heads * 2 * self.seqlen_q, self.heads_kv * 2 * self.seqlen_k
+        row_bytes = rows_q * _ITEM_SIZE[self.dtype] + rows_kv * itemsize_kv
+        return self.batch * row_bytes * self.head_dim
 
 
 # The shapes of the two projects fa101 grew out of: batch, heads, seqlen_q, seqlen_k, head_dim.

@@ -108,6 +108,7 @@ class CudaGraphStopwatch:
 
     def __init__(self, timer: CudaTimer, calls: list[Call]) -> None:
         self.calls = len(calls)
+        self._calls = calls  # every replay reads what they hold
         self.outputs: list[Any] = []
         self._timer = timer
         self._graph = torch.cuda.CUDAGraph()
