@@ -11,8 +11,8 @@
 
 namespace fa101::sm90 {
 
-// Which queries: the first row, and (batch, head). The producer works it out and tells the
-// consumers, a tile ahead: its divisions would take them as long as a step.
+// Which queries: the first row, and (batch, head). A warp of its own works it out ahead and tells
+// the others.
 struct TileInfo {
     int m_begin;  // negative: there are no more tiles
     int bidh, bidb;
