@@ -156,8 +156,8 @@ class CpuTimer:
         self._scratch: Any = np.empty(64 * MIB, dtype=np.int8)
         self.flush_us = 1e3 * min(self.watch(self.flush).measure(2))
 
-    def watch(self, call: Call) -> CpuStopwatch:
-        return CpuStopwatch(self, call)
+    def watch(self, call: Call) -> WallStopwatch:
+        return WallStopwatch(self, call, calls=1)
 
     def capture(self, calls: list[Call]) -> GraphStopwatch:
         raise RuntimeError("a CPU has no CUDA graphs")
@@ -168,22 +168,6 @@ class CpuTimer:
 
     def synchronize(self) -> None:
         pass
-
-
-class CpuStopwatch:
-    def __init__(self, timer: CpuTimer, call: Call) -> None:
-        self.host_us = 0.0
-        self._timer = timer
-        self._call = call
-
-    def measure(self, repeats: int) -> list[float]:
-        times = []
-        for _ in range(repeats):
-            self._timer.flush()
-            begin = time.perf_counter()
-            self._call()
-            times.append(1e3 * (time.perf_counter() - begin))
-        return times
 
 
 class HostTimer:
@@ -199,31 +183,38 @@ class HostTimer:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def watch(self, call: Call) -> HostStopwatch:
-        return HostStopwatch(self, call)
+    def watch(self, call: Call) -> WallStopwatch:
+        return WallStopwatch(self, call, self.CALLS)
 
     def capture(self, calls: list[Call]) -> GraphStopwatch:
         raise RuntimeError("the host's time is measured of eager calls")
+
+    def flush(self) -> None:
+        self.synchronize()  # the caches stay warm
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
 
-class HostStopwatch:
-    def __init__(self, timer: HostTimer, call: Call) -> None:
-        self.host_us = 0.0
+class WallStopwatch:
+    """Of `calls` calls in a row, each time after the timer's flush()."""
+
+    host_us = 0.0
+
+    def __init__(self, timer: CpuTimer | HostTimer, call: Call, calls: int) -> None:
         self._timer = timer
         self._call = call
+        self._calls = calls
 
     def measure(self, repeats: int) -> list[float]:
         times = []
         for _ in range(repeats):
-            self._timer.synchronize()
+            self._timer.flush()
             begin = time.perf_counter()
-            for _ in range(HostTimer.CALLS):
+            for _ in range(self._calls):
                 self._call()
-            times.append(1e3 * (time.perf_counter() - begin) / HostTimer.CALLS)
+            times.append(1e3 * (time.perf_counter() - begin) / self._calls)
         self._timer.synchronize()
         return times
 
