@@ -337,6 +337,28 @@ class TestGraphs:
         read = peers.plain_read().prepare(self.CASE, q, k, v)()
         torch.testing.assert_close(read, k.sum() + v.sum())
 
+    def test_splits_are_judged_by_replays(self, gpu):
+        def prepare_as(plan):
+            return lambda *case_and_inputs: peers.PlannedCall(self.sdpa(*case_and_inputs), plan)
+
+        row = self.row(
+            gpu,
+            *(
+                Contender(name, prepare_as(plan), is_peer=False)
+                for name, plan in (("auto", "3 splits"), ("splits-1", "1"), ("splits-4", "4"))
+            ),
+        )
+        assert {result["median_ms"] for result in row["results"]} == {0.2}
+        document = {**stored_document(), "suite": "splits", "rows": [row], "absent": {}}
+        us = "us by graph replay"
+        assert report.plans(document) == (
+            ["case", "dtype", "auto takes", us, "fastest", us, "of the fastest"],
+            [["decode", "float32", "3 splits", "500", "4", "167", "0.33"]],
+        )
+        row["results"][2]["graph"] = {"status": "failed", "reason": "wrong"}
+        assert report.plans(document)[1][0][4:] == ["1", "250", "0.50"]
+        report.show(document)
+
     def test_who_cannot_be_captured_says_why(self, gpu, monkeypatch):
         def capture(calls):
             raise RuntimeError("operation not permitted when stream is capturing\nand more")
@@ -677,6 +699,18 @@ class TestCudaGraph:
         assert timer.capture([lambda: x.mul_(2)]).measure(1)
         assert x.sum().item() == 2000
 
+    def test_splits_are_measured_by_replays(self, monkeypatch, tmp_path):
+        case = Case("tiny", 1, 8, 1, 1024, 128, "bfloat16", num_heads_kv=8)
+        monkeypatch.setitem(suites.SUITES, "splits", (case,))
+        stored = tmp_path / "splits.json"
+        assert main(["--suite", "splits", "--quick", "--json", str(stored)]) == 0
+        document = report.load(stored)
+        (row,) = document["rows"]
+        for result in row["results"]:
+            assert ("graph" in result) == (result["status"] == "ok")
+        assert report.find(row, "auto")["graph"]["status"] == "ok"
+        assert report.plans(document)[1]
+
     def test_decode_is_measured_both_ways(self, monkeypatch, tmp_path):
         case = Case("tiny", 2, 8, 1, 8192, 128, "bfloat16", num_heads_kv=4)  # 33 MB
         monkeypatch.setitem(suites.SUITES, "decode", (case,))
@@ -884,6 +918,57 @@ def decode_document():
             }
         ],
     }
+
+
+class TestPlots:
+    @pytest.fixture
+    def drawn(self, monkeypatch, tmp_path):
+        """What plot() draws: the axis and the bars of every contender, labelled rows in order."""
+        from matplotlib import pyplot
+
+        def draw(document):
+            figures = []
+            monkeypatch.setattr(pyplot, "close", figures.append)
+            report.plot(document, tmp_path / "drawn.svg")
+            (axes,) = figures[0].axes
+            bars = {c.get_label(): [bar.get_height() for bar in c] for c in axes.containers}
+            return axes.get_ylabel(), bars
+
+        yield draw
+        monkeypatch.undo()
+        pyplot.close("all")
+
+    def test_rates(self, drawn):
+        assert drawn(stored_document()) == (
+            "TFLOP/s",
+            {
+                "naive": [0.1, 0.125],
+                "fa2": [0.5, 0],
+                "torch-flash": [2, 4],
+            },
+        )
+
+    def test_decode_is_bytes_of_replays(self, drawn):
+        assert drawn(decode_document()) == (
+            "GB/s by graph replay",
+            {"plain read": [3000], "fa2_cute": [2000], "torch-flash": [0], "fa3": [1500]},
+        )
+
+    @pytest.mark.parametrize(
+        ("suite", "label", "naive"),
+        [
+            ("host", "us of the host for a call", [10_000, 8_000]),
+            ("auto", "us", [10_000, 8_000]),
+        ],
+    )
+    def test_others_are_times(self, drawn, suite, label, naive):
+        shown, bars = drawn({**stored_document(), "suite": suite})
+        assert (shown, bars["naive"]) == (label, naive)
+
+    def test_splits_are_times_of_replays(self, drawn):
+        label, bars = drawn({**decode_document(), "suite": "splits"})
+        assert label == "us by graph replay"
+        assert bars == {"fa2_cute": [30], "torch-flash": [0], "fa3": [40]}
 
 
 class TestTables:

@@ -162,7 +162,7 @@ def measure(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[s
         for case in progress.track(cases, description=args.suite):
             if not on_terminal:
                 print(case.label, file=sys.stderr, flush=True)
-            by_graph = on_gpu and args.suite == "decode"
+            by_graph = on_gpu and args.suite in ("decode", "splits")
             row = runner.run_case(case, contenders, timer, guard, document["ceilings"], by_graph)
             row["gpu"] = machine.gpu_state(device) if on_gpu else {}
             document["rows"].append(row)

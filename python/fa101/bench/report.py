@@ -7,12 +7,15 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 Document = dict[str, Any]
 Row = dict[str, Any]
+View = Callable[[Document], tuple[list[str], list[list[str]]]]
+
+HOST_US = "us of the host for a call"
 
 
 def save(document: Document, path: Path) -> None:
@@ -69,6 +72,12 @@ def parts(row: Row) -> Iterator[tuple[str, dict[str, Any]]]:
         yield name, result
         if "graph" in result:
             yield f"{name} in a CUDA graph", result["graph"]
+
+
+def timed(result: dict[str, Any]) -> dict[str, Any]:
+    """What counts of a result: the replays of a CUDA graph, where they were measured as well."""
+    graph: dict[str, Any] = result.get("graph", result)
+    return graph
 
 
 def is_lost(row: Row) -> bool:
@@ -151,7 +160,7 @@ def host(document: Document) -> tuple[list[str], list[list[str]]]:
         results = [find(row, name) for row in rows]
         done = [f"{1e3 * r['median_ms']:.1f}" if r.get("status") == "ok" else "-" for r in results]
         lines.append([name, *done])
-    return ["us of the host for a call", *(row["name"] for row in rows)], lines
+    return [HOST_US, *(row["name"] for row in rows)], lines
 
 
 def plans(document: Document) -> tuple[list[str], list[list[str]]]:
@@ -159,14 +168,29 @@ def plans(document: Document) -> tuple[list[str], list[list[str]]]:
     lines = []
     for row in document["rows"]:
         auto = find(row, "auto")
-        others = [r for r in row["results"] if r.get("status") == "ok" and r is not auto]
-        best = min(others, key=lambda result: result["median_ms"], default=None)
-        if auto.get("status") != "ok" or best is None:
+        others = [r for r in row["results"] if timed(r).get("status") == "ok" and r is not auto]
+        best = min(others, key=lambda result: timed(result)["median_ms"], default=None)
+        if timed(auto).get("status") != "ok" or best is None:
             continue
-        chosen, fastest = auto["median_ms"], best["median_ms"]
+        chosen, fastest = timed(auto)["median_ms"], timed(best)["median_ms"]
         cells = [row["name"], row["dtype"], auto["plan"], three(1e3 * chosen)]
         lines.append([*cells, best["plan"], three(1e3 * fastest), f"{fastest / chosen:.2f}"])
-    return ["case", "dtype", "auto takes", "us", "fastest", "us", "of the fastest"], lines
+    us = us_of_plans(document)
+    return ["case", "dtype", "auto takes", us, "fastest", us, "of the fastest"], lines
+
+
+def us_of_plans(document: Document) -> str:
+    by_graph = any("graph" in result for row in document["rows"] for result in row["results"])
+    return "us by graph replay" if by_graph else "us"
+
+
+def view_of(document: Document) -> View:
+    """The table of a suite."""
+    if document["suite"] in ("auto", "splits"):
+        return plans
+    if document["suite"] == "host":
+        return host
+    return decode if any("plain_read" in row for row in document["rows"]) else matrix
 
 
 def notes(document: Document) -> list[str]:
@@ -211,10 +235,7 @@ def show(document: Document) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=250)
-    judges_plans = document["suite"] in ("auto", "splits")
-    is_host = document["suite"] == "host"
-    by_graph = any("plain_read" in row for row in document["rows"])
-    view = plans if judges_plans else host if is_host else decode if by_graph else matrix
+    view = view_of(document)
     header, lines = view(document)
     unit = f": ms ({rate_unit(document)})" if view is matrix else ""
     table = Table(title=document["suite"] + unit)
@@ -226,7 +247,7 @@ def show(document: Document) -> None:
     console.print(table)
     console.print(f"{caption(document)}. {ceilings(document)}.", highlight=False)
     if view in (matrix, decode):
-        most = "of a plain read of the cache" if by_graph else "of what torch reaches"
+        most = "of a plain read of the cache" if view is decode else "of what torch reaches"
         console.print(
             "The last columns are about the fastest of fa101: its speed over the fastest peer's, "
             f"and its share {most}.",
@@ -236,7 +257,8 @@ def show(document: Document) -> None:
 
 
 def plot(document: Document, path: Path) -> None:
-    """Lines over the sequence length where the suite sweeps it, else bars."""
+    """What the suite's table shows: lines over the sequence length where the suite sweeps it, else
+    bars."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -257,6 +279,7 @@ def plot(document: Document, path: Path) -> None:
 
 
 def _lines_figure(pyplot: Any, document: Document, groups: dict[Any, list[Row]]) -> Any:
+    label, height = _measure(document)
     masks = [mask for mask in ("full", "causal") if any(key[2] == mask for key in groups)]
     columns = list(dict.fromkeys((dim, dtype) for dim, dtype, _ in groups))
     figure, axes = pyplot.subplots(
@@ -270,16 +293,16 @@ def _lines_figure(pyplot: Any, document: Document, groups: dict[Any, list[Row]])
         axis = axes[masks.index(mask)][columns.index((head_dim, dtype))]
         axis.set_title(f"head_dim {head_dim}, {dtype}, {mask}")
         for name in contenders(document):
-            timed = [row for row in rows if find(row, name).get("status") == "ok"]
-            seqlens = [row["seqlen_q"] for row in timed]
-            heights = [_height(document, row, name) for row in timed]
-            line = "--" if any(find(row, name)["is_peer"] for row in timed) else "-"
+            done = [row for row in rows if find(row, name).get("status") == "ok"]
+            seqlens = [row["seqlen_q"] for row in done]
+            heights = [height(find(row, name)) for row in done]
+            line = "--" if any(find(row, name)["is_peer"] for row in done) else "-"
             axis.plot(seqlens, heights, line, marker="o", label=name)
         axis.set_xscale("log", base=2)
         axis.set_xticks([row["seqlen_q"] for row in rows], [row["seqlen_q"] for row in rows])
         axis.set_xlabel("sequence length")
         axis.set_yscale("log")
-        axis.set_ylabel(rate_unit(document))
+        axis.set_ylabel(label)
         axis.grid(alpha=0.3)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
@@ -287,24 +310,34 @@ def _lines_figure(pyplot: Any, document: Document, groups: dict[Any, list[Row]])
 
 
 def _bars_figure(pyplot: Any, document: Document) -> Any:
+    label, height = _measure(document)
     rows, names = document["rows"], contenders(document)
+    if view_of(document) is decode:
+        names.insert(0, "plain read")
     figure, axis = pyplot.subplots(figsize=(2 + 1.1 * len(rows), 5), layout="constrained")
     width = 0.8 / max(1, len(names))
     for i, name in enumerate(names):
-        heights = [_height(document, row, name) for row in rows]
+        heights = [height(dict(parts(row)).get(name, {})) for row in rows]
         places = [x + (i - (len(names) - 1) / 2) * width for x in range(len(rows))]
         axis.bar(places, heights, width, label=name)
     axis.set_xticks(range(len(rows)), [row["label"].replace(" ", "\n") for row in rows], fontsize=7)
     axis.set_yscale("log")
-    axis.set_ylabel(rate_unit(document))
+    axis.set_ylabel(label)
     axis.legend(fontsize=8)
     return figure
 
 
-def _height(document: Document, row: Row, name: str) -> float:
-    """0 where it was not timed."""
-    scale = 1e3 if document["device"]["type"] == "cpu" else 1
-    return float(scale * find(row, name).get("tflops", 0))
+def _measure(document: Document) -> tuple[str, Callable[[dict[str, Any]], float]]:
+    """What is drawn of a result: its name, and its value, 0 where there is none."""
+    scale = 1e3 if document["device"]["type"] == "cpu" else 1.0
+    measures: dict[View, tuple[str, str, float]] = {
+        matrix: (rate_unit(document), "tflops", scale),
+        decode: ("GB/s by graph replay", "gbytes_per_s", 1.0),
+        host: (HOST_US, "median_ms", 1e3),
+        plans: (us_of_plans(document), "median_ms", 1e3),
+    }
+    name, key, factor = measures[view_of(document)]
+    return name, lambda result: float(factor * timed(result).get(key, 0))
 
 
 def three(value: float) -> str:
