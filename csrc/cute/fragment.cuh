@@ -11,12 +11,11 @@
 // softmax weights go from S = Q K^T to O = P V without leaving their registers.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cute/tensor.hpp>
-#include <cutlass/numeric_types.h>
+#include "common/packed.cuh"
 
-#include <type_traits>
+#include <cute/tensor.hpp>
+
+#include <cstdint>
 
 namespace fa101 {
 
@@ -43,18 +42,10 @@ CUTE_DEVICE auto as_a_operand(Acc&& acc) {
 template <class Element, class Floats>
 CUTE_DEVICE auto round_to(Floats const& x) {
     using namespace cute;
-    constexpr bool kHalf = std::is_same_v<Element, cutlass::half_t>;
-    using Pair = std::conditional_t<kHalf, __half2, __nv_bfloat162>;
     Tensor y = make_tensor<Element>(x.layout());
-    Tensor pairs = recast<Pair>(y);
+    Tensor pairs = recast<uint32_t>(y);
     CUTE_UNROLL
-    for (int i = 0; i < size(pairs); ++i) {
-        if constexpr (kHalf) {
-            pairs(i) = __floats2half2_rn(x(2 * i), x(2 * i + 1));
-        } else {
-            pairs(i) = __floats2bfloat162_rn(x(2 * i), x(2 * i + 1));
-        }
-    }
+    for (int i = 0; i < size(pairs); ++i) pairs(i) = pack<Element>(x(2 * i), x(2 * i + 1));
     return y;
 }
 

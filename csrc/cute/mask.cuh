@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/mask.h"
+#include "common/packed.cuh"
 
 #include <cute/tensor.hpp>
 #include <cutlass/numeric_types.h>
@@ -43,18 +44,6 @@ CUTE_DEVICE void mask_logits(Logits& s, Coord const& coord, TileMask const& mask
 // at when they arrive. If one holds such a value (hardly ever), each row adds those that it sees,
 // one by one, and then the matrix product gets 0 in their place.
 
-// 16-bit floats with all exponent bits set, two per word: adding the lowest exponent bit carries
-// into the sign bit.
-template <class Element>
-struct NonFinite {
-    static constexpr bool kHalf = std::is_same_v<Element, cutlass::half_t>;
-    static constexpr uint32_t kExponent = kHalf ? 0x7c007c00u : 0x7f807f80u;
-    static constexpr uint32_t kLowest = kHalf ? 0x04000400u : 0x00800080u;
-    CUTE_DEVICE static uint32_t find(uint32_t word) {
-        return ((word & kExponent) + kLowest) & 0x80008000u;
-    }
-};
-
 // True when x holds a NaN or inf.
 template <class Share>
 CUTE_DEVICE bool has_nonfinite(Share const& x) {
@@ -65,7 +54,7 @@ CUTE_DEVICE bool has_nonfinite(Share const& x) {
     for (int i = 0; i < size<1>(x) * size<2>(x); ++i) {
         Tensor words = recast<const uint32_t>(x(_, i % size<1>(x), i / size<1>(x)));
         CUTE_UNROLL
-        for (int j = 0; j < size(words); ++j) found |= NonFinite<Element>::find(words(j));
+        for (int j = 0; j < size(words); ++j) found |= nonfinite<Element>(words(j));
     }
     return found != 0;
 }
@@ -85,7 +74,7 @@ CUTE_DEVICE void add_nonfinite(Acc& acc, V const& v, Coord const& coord, Sees co
         CUTE_UNROLL
         for (int c = 0; c < size<1>(acc); ++c) {
             const Element value = v(key, get<1>(coord(0, c)));
-            if (!NonFinite<Element>::find(value.storage)) continue;
+            if (!is_nonfinite(value)) continue;
             CUTE_UNROLL
             for (int r = 0; r < kRows; ++r) {
                 if (is_visible[r]) acc(r, c) += float(value);
@@ -101,7 +90,7 @@ CUTE_DEVICE void clear_nonfinite(Share&& x) {
     using Element = typename std::remove_reference_t<Share>::value_type;
     CUTE_NO_UNROLL
     for (int i = 0; i < size(x); ++i) {
-        if (NonFinite<Element>::find(x(i).storage)) x(i) = Element(0);
+        if (is_nonfinite(Element(x(i)))) x(i) = Element(0);
     }
 }
 

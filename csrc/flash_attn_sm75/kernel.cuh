@@ -34,6 +34,7 @@
 #include "common/memory.cuh"
 #include "common/mma_tile.cuh"
 #include "common/online_softmax.h"
+#include "common/packed.cuh"
 #include "common/warp.cuh"
 #include "flash_attn_sm75/mma.cuh"
 #include "flash_attn_sm75/tile_config.h"
@@ -225,8 +226,8 @@ __global__ void __launch_bounds__(32 * kTiles[kTileIndex].num_warps,
             const __half* const v_lane = sV + lane % 8 * kStride + lane / 8 * 8;
 #pragma unroll
             for (int t = 0; t < kBlockN / 8; ++t) {
-                const uint32_t p0 = pack(s[0][t][0], s[0][t][1]);
-                const uint32_t p1 = pack(s[0][t][2], s[0][t][3]);
+                const uint32_t p0 = pack<__half>(s[0][t][0], s[0][t][1]);
+                const uint32_t p1 = pack<__half>(s[0][t][2], s[0][t][3]);
 #pragma unroll
                 for (int d = 0; d < kHeadDim; d += 32) {
                     if (d >= head_dim_v) break;
@@ -266,7 +267,8 @@ __global__ void __launch_bounds__(32 * kTiles[kTileIndex].num_warps,
 #pragma unroll
         for (int n = 0; n < kHeadDim / 8; ++n) {
             const int col = lane % 4 * 2 + mma::col_of(n, 0);
-            const uint32_t pair = pack(o[0][n][2 * i] * inverse, o[0][n][2 * i + 1] * inverse);
+            const uint32_t pair =
+                pack<__half>(o[0][n][2 * i] * inverse, o[0][n][2 * i + 1] * inverse);
             if (problem.aligned16) {
                 if (col < head_dim_v) *reinterpret_cast<uint32_t*>(o_row + col) = pair;
             } else {

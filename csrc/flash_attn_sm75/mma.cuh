@@ -40,9 +40,4 @@ __device__ __forceinline__ void ldmatrix_x4_transposed(uint32_t (&x)[4], const _
                  : "memory");
 }
 
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-    const __half2 pair = __floats2half2_rn(low, high);
-    return *reinterpret_cast<const uint32_t*>(&pair);
-}
-
 }  // namespace fa101::sm75

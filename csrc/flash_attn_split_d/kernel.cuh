@@ -59,15 +59,13 @@
 #include "common/mask.h"
 #include "common/memory.cuh"
 #include "common/online_softmax.h"
+#include "common/packed.cuh"
 #include "common/warp.cuh"
 #include "cute/mask.cuh"
 #include "cute/softmax.cuh"
 #include "flash_attn_split_d/copy.cuh"
 #include "flash_attn_split_d/kernel_traits.h"
 #include "flash_attn_split_d/place.cuh"
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
 #include <cstdint>
 #include <limits>
@@ -78,18 +76,6 @@ namespace fa101::split_d {
 template <class Mma>
 CUTE_DEVICE void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     Mma::fma(c[0], c[1], c[2], c[3], a[0], a[1], a[2], a[3], b0, b1, c[0], c[1], c[2], c[3]);
-}
-
-// Two floats rounded to a pair of 16-bit values, in one word.
-template <class Element>
-CUTE_DEVICE uint32_t round_pair(float x, float y) {
-    if constexpr (std::is_same_v<Element, cutlass::half_t>) {
-        const __half2 pair = __floats2half2_rn(x, y);
-        return reinterpret_cast<const uint32_t&>(pair);
-    } else {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
-        return reinterpret_cast<const uint32_t&>(pair);
-    }
 }
 
 // The barrier of a row group, whose warps share 32 queries.
@@ -416,7 +402,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, 1)
                     const float y = exp2_approx(logits[t][2 * r + 1] - m);
                     row_sum[r] += x + y;
                     *reinterpret_cast<uint32_t*>(row + 2 * (own.key() + 8 * t)) =
-                        round_pair<Element>(x, y);
+                        pack<Element>(x, y);
                 }
             }
         }
@@ -424,19 +410,19 @@ __global__ void __launch_bounds__(Traits::kNThreads, 1)
         // V (n) and all weights are there; K (n) is used up. A hidden key has weight 0, but
         // 0 * NaN = NaN: where rows may not see all of V, see whether it is finite.
         cp_async_wait();
-        bool nonfinite = false;
+        bool found_any = false;
         if (is_partial) {
             uint32_t found = 0;
             for_own_pieces<kBlockN, kNThreads>(0, num_panels_v, [&](int, int, int offset) {
                 const auto piece = *reinterpret_cast<uint4*>(smem + Traits::kOffsetV + offset);
-                found |= NonFinite<Element>::find(piece.x) | NonFinite<Element>::find(piece.y) |
-                         NonFinite<Element>::find(piece.z) | NonFinite<Element>::find(piece.w);
+                found |= nonfinite<Element>(piece.x) | nonfinite<Element>(piece.y) |
+                         nonfinite<Element>(piece.z) | nonfinite<Element>(piece.w);
             });
-            nonfinite = __syncthreads_or(found != 0);
+            found_any = __syncthreads_or(found != 0);
         } else {
             __syncthreads();
         }
-        if (nonfinite) {
+        if (found_any) {
             // Hardly ever: what is not finite goes to the rows that see it here, and is 0 below.
             const Place<Traits> at;
             CUTE_NO_UNROLL
@@ -458,11 +444,11 @@ __global__ void __launch_bounds__(Traits::kNThreads, 1)
                     const uint32_t pair = *reinterpret_cast<const uint32_t*>(
                         smem + Traits::kOffsetV + at.column_panel(c / 2) * kPanelKV +
                         piece_offset(j, at.column_piece(c)) + at.lane % 4 * 4);
-                    if (!NonFinite<Element>::find(pair)) continue;
+                    if (!nonfinite<Element>(pair)) continue;
                     CUTE_UNROLL
                     for (int e = 0; e < 2; ++e) {
                         const Element v = Element::bitcast(pair >> (16 * e) & 0xffff);
-                        if (!NonFinite<Element>::find(v.storage)) continue;
+                        if (!is_nonfinite(v)) continue;
                         CUTE_UNROLL
                         for (int bit = 0; bit < 4; ++bit) {
                             if (!(sees >> bit & 1)) continue;
@@ -476,7 +462,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, 1)
                 auto* piece = reinterpret_cast<Element*>(smem + Traits::kOffsetV + offset);
                 CUTE_NO_UNROLL
                 for (int j = 0; j < 8; ++j) {
-                    if (NonFinite<Element>::find(piece[j].storage)) piece[j] = Element(0);
+                    if (is_nonfinite(piece[j])) piece[j] = Element(0);
                 }
             });
             __syncthreads();
@@ -558,7 +544,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, 1)
                                                col) = make_float2(x, y);
                 } else {
                     *reinterpret_cast<uint32_t*>(smem + panel * kPanelQ + piece_offset(row, piece) +
-                                                 own.lane % 4 * 4) = round_pair<Element>(x, y);
+                                                 own.lane % 4 * 4) = pack<Element>(x, y);
                 }
             }
         }

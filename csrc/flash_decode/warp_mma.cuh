@@ -8,11 +8,9 @@
 // so two neighbouring C tiles, rounded, are the A operand of the next product.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+#include "common/packed.cuh"
 
 #include <cstdint>
-#include <type_traits>
 
 namespace fa101::flash_decode {
 
@@ -20,7 +18,7 @@ namespace fa101::flash_decode {
 template <class T, class C>
 __device__ __forceinline__ void mma(C& c, int n, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     float &c0 = c(0, 2 * n), &c1 = c(0, 2 * n + 1), &c2 = c(1, 2 * n), &c3 = c(1, 2 * n + 1);
-    if constexpr (std::is_same_v<T, __half>) {
+    if constexpr (kIsHalf<T>) {
         asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
             "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
             : "+f"(c0), "+f"(c1), "+f"(c2), "+f"(c3)
@@ -59,17 +57,6 @@ __device__ __forceinline__ void cp_async16(void* dst, const void* src, bool vali
                  : "memory");
 }
 
-template <class T>
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-    if constexpr (std::is_same_v<T, __half>) {
-        const __half2 pair = __floats2half2_rn(low, high);
-        return reinterpret_cast<const uint32_t&>(pair);
-    } else {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-        return reinterpret_cast<const uint32_t&>(pair);
-    }
-}
-
 // Four codes of fp8 (common/float8.h) as T: the pairs of bytes 0 and 2, and of 1 and 3. A code
 // moves to the top of T's exponent and mantissa, which is exact, subnormals too, but for the bias:
 // bfloat16 is multiplied by the 2^120 that are missing, float16 is left too small by kE4M3Scale,
@@ -79,13 +66,13 @@ struct Pairs {
     uint32_t even, odd;
 };
 template <class T>
-constexpr float kE4M3Scale = std::is_same_v<T, __half> ? 256.0f : 1.0f;
+constexpr float kE4M3Scale = kIsHalf<T> ? 256.0f : 1.0f;
 
 template <class T>
 __device__ __forceinline__ Pairs widen_e4m3(uint32_t codes) {
-    constexpr bool kHalf = std::is_same_v<T, __half>;
-    constexpr int kShift = kHalf ? 1 : 4;  // bits of T's exponent more than of the code's
-    constexpr uint32_t kMagnitude = (0x7f007f00u >> kShift) & (kHalf ? 0x3f803f80u : 0x07f007f0u);
+    constexpr int kShift = kIsHalf<T> ? 1 : 4;  // bits of T's exponent more than of the code's
+    constexpr uint32_t kMagnitude =
+        (0x7f007f00u >> kShift) & (kIsHalf<T> ? 0x3f803f80u : 0x07f007f0u);
     const uint32_t carried = (codes & 0x7f7f7f7fu) + 0x01010101u;
     uint32_t even_nan, odd_nan;  // bit 7 of a byte, over both bytes of T
     asm("prmt.b32 %0, %1, 0, 0xaa88;" : "=r"(even_nan) : "r"(carried));
@@ -93,33 +80,12 @@ __device__ __forceinline__ Pairs widen_e4m3(uint32_t codes) {
     Pairs pairs;
     pairs.even = ((codes << (8 - kShift)) & kMagnitude) | ((codes << 8) & 0x80008000u) | even_nan;
     pairs.odd = ((codes >> kShift) & kMagnitude) | (codes & 0x80008000u) | odd_nan;
-    if constexpr (!kHalf) {
+    if constexpr (!kIsHalf<T>) {
         const uint32_t scale = 0x7b807b80u, minus_zero = 0x80008000u;  // 2^120, -0
         asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(pairs.even) : "r"(scale), "r"(minus_zero));
         asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(pairs.odd) : "r"(scale), "r"(minus_zero));
     }
     return pairs;
-}
-
-// Not 0 where one of the two 16-bit floats in a word is NaN or inf, all exponent bits set: adding
-// the lowest of them carries into the sign bit. Of the four of fp8, NaN alone has all bits set.
-template <class T>
-__device__ __forceinline__ uint32_t nonfinite(uint32_t word) {
-    if constexpr (std::is_same_v<T, uint8_t>) {
-        return ((word & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
-    }
-    constexpr bool kHalf = std::is_same_v<T, __half>;
-    constexpr uint32_t kExponent = kHalf ? 0x7c007c00u : 0x7f807f80u;
-    constexpr uint32_t kLowest = kHalf ? 0x04000400u : 0x00800080u;
-    return ((word & kExponent) + kLowest) & 0x80008000u;
-}
-template <class T>
-__device__ __forceinline__ bool is_nonfinite(T x) {
-    if constexpr (std::is_same_v<T, uint8_t>) {
-        return nonfinite<T>(x) != 0;
-    } else {
-        return nonfinite<T>(reinterpret_cast<const uint16_t&>(x)) != 0;
-    }
 }
 
 }  // namespace fa101::flash_decode
