@@ -3,6 +3,7 @@
 #pragma once
 
 #include <fa101/params.h>
+#include <fa101/plan.h>
 
 #include "testing/element.h"
 
@@ -75,6 +76,11 @@ inline Comparison compare(const void* actual, DType dtype, const Shape4& shape,
     }
     return result;
 }
+
+// Adds the number of bytes in which two arrays of the current GPU differ to *count, there as well;
+// only in a build with CUDA.
+void count_differences_gpu(const void* a, const void* b, int64_t bytes, unsigned* count,
+                           Stream stream);
 
 // How far O may be from the oracle, for inputs around 1:
 //     max |O| * (4 u + 4 u32 sqrt(head_dim + seqlen_k)),   u and u32 the roundoffs of dtype and

@@ -9,6 +9,8 @@
 #include <fa101/params.h>
 #include <fa101/plan.h>
 
+#include "flash_attn_sm90/tile_config.h"
+#include "flash_attn_sm90_split_d/tile_config.h"
 #include "testing/compare.h"
 #include "testing/host_tensor.h"
 #include "testing/reference.h"
@@ -316,8 +318,26 @@ Result run_kernel(const Variant& kernel, const Params& params, const Mirror& o, 
     return result;
 }
 
-// Runs every kernel that supports the call, `repeats` times, and compares with the oracle. The
-// tolerances are for logits around 1; an error of float32 in a larger one is that much larger.
+// What a kernel left on the host is what the oracle says. The tolerances are for logits around 1;
+// an error of float32 in a larger one is that much larger.
+void check_result(const std::string& what, const Params& params, const HostTensor& o,
+                  const HostTensor& lse, const std::vector<double>& o_expected,
+                  const std::vector<double>& lse_expected, double largest_logit = 1) {
+    const Problem& p = params.problem;
+    const Tensors& t = params.tensors;
+    const Comparison in_o =
+        testing::compare(o.data(), p.dtype_o, {p.batch, p.num_heads, p.seqlen_q, p.head_dim_v},
+                         {t.o_batch_stride, t.o_head_stride, t.o_row_stride, 1}, o_expected.data());
+    CHECK_MESSAGE(in_o.passed(largest_logit * testing::output_tolerance(p, in_o.max_expected)),
+                  what, ": out: ", in_o.describe());
+    const Comparison in_lse =
+        testing::compare(lse.data(), DType::kFloat32, {p.batch, p.num_heads, p.seqlen_q, 1},
+                         {p.num_heads * p.seqlen_q, p.seqlen_q, 1, 1}, lse_expected.data());
+    CHECK_MESSAGE(in_lse.passed(testing::lse_tolerance(p, in_lse.max_expected)), what,
+                  ": lse: ", in_lse.describe());
+}
+
+// Runs every kernel that supports the call, `repeats` times, and compares with the oracle.
 void check(Arrays a, Options options = {}, int repeats = 1, double largest_logit = 1) {
     const size_t mark = arena.mark();
     TensorView extras[6];
@@ -355,24 +375,13 @@ void check(Arrays a, Options options = {}, int repeats = 1, double largest_logit
     testing::reference_attention(p, host, o_expected.data(), lse_expected.data(),
                                  static_cast<int>(std::thread::hardware_concurrency()));
 
-    const testing::Shape4 o_shape = {p.batch, p.num_heads, p.seqlen_q, p.head_dim_v};
-    const testing::Shape4 o_strides = {host.o_batch_stride, host.o_head_stride, host.o_row_stride,
-                                       1};
-    const testing::Shape4 lse_shape = {p.batch, p.num_heads, p.seqlen_q, 1};
-    const testing::Shape4 lse_strides = {p.num_heads * p.seqlen_q, p.seqlen_q, 1, 1};
     int num_kernels = 0;
     for (const Variant& kernel : cuda_kernels()) {
         if (!kernel.fits(p)) continue;
         ++num_kernels;
         const Result first = run_kernel(kernel, params, o, &lse_mirror);
-        const Comparison in_o =
-            testing::compare(a.o.data(), p.dtype_o, o_shape, o_strides, o_expected.data());
-        CHECK_MESSAGE(in_o.passed(largest_logit * testing::output_tolerance(p, in_o.max_expected)),
-                      kernel.name(), " ", what, ": out: ", in_o.describe());
-        const Comparison in_lse = testing::compare(lse.data(), DType::kFloat32, lse_shape,
-                                                   lse_strides, lse_expected.data());
-        CHECK_MESSAGE(in_lse.passed(testing::lse_tolerance(p, in_lse.max_expected)), kernel.name(),
-                      " ", what, ": lse: ", in_lse.describe());
+        check_result(kernel.name() + " " + what, params, a.o, lse, o_expected, lse_expected,
+                     largest_logit);
         for (int i = 1; i < repeats; ++i) {
             CHECK_MESSAGE(run_kernel(kernel, params, o, &lse_mirror) == first, kernel.name(), " ",
                           what, ": run ", i, " gave other bits");
@@ -1165,6 +1174,150 @@ TEST_CASE("threads with kernels of different sizes at once") {  // FA-043, FA-04
         cuda(cudaStreamDestroy(job.stream));
     }
     arena.release(mark);
+}
+
+// ---- Hopper's kernels at the edges of their tiles, again and again
+
+namespace {
+
+// What TMA, barriers and warp groups that wait for each other could get wrong once in a while.
+struct EdgeTile {
+    Variant kernel;
+    int64_t head_dim, head_dim_v, block_m, block_n;
+
+    // With this tile, whichever the planner would take.
+    Plan plan(const Problem& p) const {
+        Plan chosen = kernel.plan(p);
+        if (kernel.strategy == Strategy::kSplitQ) {
+            chosen.tile.block_m = static_cast<int>(block_m);
+            chosen.tile.block_n = static_cast<int>(block_n);
+            chosen.workspace_bytes = sm90::has_counter(chosen.tile, p) ? sizeof(int) : 0;
+        }
+        return chosen;
+    }
+};
+
+std::vector<EdgeTile> edge_tiles() {
+    std::vector<EdgeTile> tiles;
+    for (const sm90::HeadDims& dims : sm90::kHeadDims) {
+        std::vector<std::pair<int64_t, int64_t>> seen;
+        for (auto* config_of : {sm90::two_groups, sm90::most_groups, sm90::short_rows}) {
+            const sm90::Config config = config_of(dims.qk, dims.v);
+            const std::pair<int64_t, int64_t> blocks(config.block_m(), config.block_n);
+            if (std::find(seen.begin(), seen.end(), blocks) != seen.end()) continue;
+            seen.push_back(blocks);
+            tiles.push_back(
+                {{"sm90", Strategy::kSplitQ}, dims.qk, dims.v, blocks.first, blocks.second});
+        }
+    }
+    for (int64_t head_dim : sm90_split_d::kHeadDims) {
+        tiles.push_back({{"sm90", Strategy::kSplitD},
+                         head_dim,
+                         head_dim,
+                         sm90_split_d::kBlockM,
+                         sm90_split_d::kBlockN});
+    }
+    return tiles;
+}
+
+// The first run gives what the oracle says, all others the same bits, each over NaN.
+void check_repeats(const EdgeTile& tile, DType dtype, const Sizes& sizes, const Options& options,
+                   int repeats) {
+    const size_t mark = arena.mark();
+    Arrays a = dense(dtype, sizes);
+    HostTensor lse(DType::kFloat32, {sizes.batch, sizes.heads, sizes.seqlen_q});
+    const Mirror q(a.q), k(a.k), v(a.v), o(a.o), lse_mirror(lse);
+    const TensorView lse_view = lse_mirror.view();
+    const Params params = make_params(q.view(), k.view(), v.view(), o.view(), &lse_view, options);
+    const Problem& p = params.problem;
+    if (!tile.kernel.fits(p)) return arena.release(mark);
+    const Plan chosen = tile.plan(p);
+    if (chosen.tile.head_dim != tile.head_dim) return arena.release(mark);  // it is not built
+    const std::string what = tile.kernel.name() + " in tiles of " + std::to_string(tile.block_m) +
+                             " x " + std::to_string(tile.block_n) + " " + describe(p, options);
+    watchdog.begin(what);
+
+    void* const workspace = arena.take(static_cast<size_t>(chosen.workspace_bytes));
+    const auto launch = [&] {
+        cuda(cudaMemsetAsync(o.storage, 0xff, a.o.storage_bytes()));
+        cuda(cudaMemsetAsync(lse_mirror.storage, 0xff, lse.storage_bytes()));
+        run(chosen, p, params.tensors, workspace, nullptr);
+    };
+    launch();
+    o.download(), lse_mirror.download();
+    CHECK_MESSAGE(a.o.padding_is_intact(), what, " wrote outside of out");
+    const Mirror first_o(a.o), first_lse(lse);
+
+    const auto rows = static_cast<size_t>(sizes.batch * sizes.heads * sizes.seqlen_q);
+    std::vector<double> o_expected(rows * static_cast<size_t>(sizes.head_dim_v));
+    std::vector<double> lse_expected(rows);
+    const auto on_gpu = [](const std::vector<double>& x) {
+        return static_cast<double*>(arena.take(x.size() * sizeof(double)));
+    };
+    const auto fetch = [](std::vector<double>& x, const double* from) {
+        cuda(cudaMemcpy(x.data(), from, x.size() * sizeof(double), cudaMemcpyDeviceToHost));
+    };
+    double *const o_oracle = on_gpu(o_expected), *const lse_oracle = on_gpu(lse_expected);
+    testing::reference_attention_gpu(p, params.tensors, o_oracle, lse_oracle, nullptr);
+    fetch(o_expected, o_oracle), fetch(lse_expected, lse_oracle);
+    check_result(what, params, a.o, lse, o_expected, lse_expected);
+
+    std::vector<unsigned> differing(static_cast<size_t>(repeats));  // bytes, of each run
+    const size_t bytes = differing.size() * sizeof(unsigned);
+    auto* const counts = static_cast<unsigned*>(arena.take(bytes));
+    cuda(cudaMemset(counts, 0, bytes));
+    const auto count_in = [](const Mirror& x, const Mirror& first, unsigned* count) {
+        testing::count_differences_gpu(
+            x.storage, first.storage, static_cast<int64_t>(x.host.storage_bytes()), count, nullptr);
+    };
+    for (int i = 0; i < repeats; ++i) {
+        launch();
+        count_in(o, first_o, counts + i), count_in(lse_mirror, first_lse, counts + i);
+    }
+    cuda(cudaMemcpy(differing.data(), counts, bytes, cudaMemcpyDeviceToHost));
+    const auto wrong = std::find_if(differing.begin(), differing.end(), [](auto n) { return n; });
+    if (wrong != differing.end()) {
+        FAIL_CHECK(what << ": run " << wrong - differing.begin() << " of " << repeats << " gave "
+                        << *wrong << " other bytes");
+    }
+    CHECK_MESSAGE(arena.is_intact(), what, " wrote past the end of an array");
+    arena.release(mark);
+}
+
+}  // namespace
+
+TEST_CASE("Hopper's kernels at the edges of their tiles: the same bits 10,000 times") {
+    const char* const asked = std::getenv("FA101_REPEATS");
+    const int repeats = asked != nullptr ? std::atoi(asked) : 10000;
+    const std::vector<EdgeTile> tiles = edge_tiles();
+    const auto num_sm90 = std::count_if(tiles.begin(), tiles.end(), [](const EdgeTile& tile) {
+        return tile.kernel.strategy == Strategy::kSplitQ;
+    });
+    std::mt19937_64 random(1);
+    const auto draw = [&](int64_t first, int64_t last) {
+        return first + static_cast<int64_t>(random() % static_cast<uint64_t>(last - first + 1));
+    };
+    constexpr int kShapes =
+        9;  // of a tile: one query less, as many and one more, and keys likewise
+    for (size_t t = 0; t < tiles.size(); ++t) {
+        const EdgeTile& tile = tiles[t];
+        const bool is_sm90 = tile.kernel.strategy == Strategy::kSplitQ;
+        const int each = repeats / static_cast<int>(num_sm90 * kShapes) + 1;
+        for (int i = 0; i < kShapes; ++i) {
+            const int64_t seqlen_q = draw(1, 3) * tile.block_m + i / 3 - 1;
+            const int64_t seqlen_k = draw(1, 5) * tile.block_n + i % 3 - 1;
+            int64_t heads = draw(1, 4);
+            if (static_cast<size_t>(i) == t % kShapes) {  // several tiles a block, of two an SM
+                const int64_t tiles_of_head = (seqlen_q + tile.block_m - 1) / tile.block_m;
+                heads = 5 * gpu().num_sms / 2 / tiles_of_head + 1;
+            }
+            const DType dtype = draw(0, 1) == 0 ? DType::kFloat16 : DType::kBFloat16;
+            const Options* const masks[] = {&kNoMask, &kTopLeft, &kBottomRight};
+            check_repeats(tile, dtype,
+                          {1, heads, 1, seqlen_q, seqlen_k, tile.head_dim, tile.head_dim_v},
+                          *masks[draw(0, 2)], is_sm90 ? each : each / 4 + 1);
+        }
+    }
 }
 
 // ---- Parts of the keys, merged in the launch that makes them
