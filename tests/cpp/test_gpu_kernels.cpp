@@ -9,6 +9,7 @@
 #include <fa101/params.h>
 #include <fa101/plan.h>
 
+#include "common/launch.h"
 #include "flash_attn_sm90/tile_config.h"
 #include "flash_attn_sm90_split_d/tile_config.h"
 #include "testing/compare.h"
@@ -552,6 +553,27 @@ TEST_CASE("a head_dim beyond a kernel's reach is refused by name and value") {
         CHECK(reason.find("256") != std::string::npos);
         CHECK_THROWS_AS(plan(p, gpu(), kernel), InvalidArgument);
     }
+}
+
+TEST_CASE("a launch that fails is an error with names and sizes, and harms nothing") {  // FA-032
+    const auto message = [](const auto& call) -> std::string {
+        try {
+            call();
+        } catch (const CudaError& error) {
+            return error.what();
+        }
+        return "no error";
+    };
+    static const char no_kernel = 0;
+    CHECK(cudaLaunchKernel(&no_kernel, dim3(7), dim3(128), nullptr, 4096, nullptr) != cudaSuccess);
+    const std::string launch = message([] { check_launch("some_kernel", 7, 128, 4096); });
+    CHECK_MESSAGE(launch.find("some_kernel<<<7, 128, 4096>>>: cudaErrorInvalid") == 0, launch);
+    const std::string attribute =
+        message([] { allow_shared_memory(&no_kernel, "some_kernel", 1 << 20); });
+    CHECK_MESSAGE(attribute.find("some_kernel") != std::string::npos, attribute);
+    CHECK_MESSAGE(attribute.find("1048576") != std::string::npos, attribute);
+    CHECK(cudaGetLastError() == cudaSuccess);
+    check(dense(DType::kFloat16, {1, 1, 1, 5, 7, 16, 16}));
 }
 
 TEST_CASE("nothing to do is nothing done") {  // FA-016
