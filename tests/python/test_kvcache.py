@@ -360,6 +360,34 @@ def test_lengths_from_the_host(device):
     assert torch.equal(full.call(q, seqlens_k=None), full.call(q))
 
 
+@pytest.mark.parametrize(("device", "dtype"), PLACES)
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_empty_sequences(page_size, device, dtype):
+    """FA-021: among others as alone; without a key the output is 0 and the lse -inf."""
+    options = {"page_size": page_size, "dtype": dtype, "device": device}
+    for lengths in ([0, 0, 0], [0, 40, 0], [64, 0, 1]):
+        cache = Cache(lengths, 64, **options)
+        out, lse = cache.check(queries(cache, 3))
+        for b, n in enumerate(lengths):
+            assert (out[b] == 0).all() == (n == 0)
+            assert (lse[b] == -math.inf).all() == (n == 0)
+    # The first new keys are all that is seen.
+    cache = Cache([0, 0, 0], 64, new=3, **options)
+    cache.check(queries(cache, 3))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("new", [0, 2])
+def test_lengths_strided(new, device):
+    """FA-040: every second element of an array."""
+    cache = Cache([7, 0, 20], 32, page_size=16, device=device, new=new)
+    contiguous = cache.seqlens_k
+    cache.seqlens_k = torch.full((3, 2), 999, dtype=torch.int32, device=device)[:, 0]
+    cache.seqlens_k.copy_(contiguous)
+    assert not cache.seqlens_k.is_contiguous()
+    cache.check(queries(cache, 2))
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_static_cache(device):
     """FA-076: ten keys of a cache of 64."""
@@ -457,6 +485,23 @@ def test_lengths_beyond_the_capacity(device, lengths, words):
     with pytest.raises(ValueError, match=words):
         cache.call(queries(cache, 1), seqlens_k=lengths)
     assert torch.equal(bits(cache.k_cache), bits(before))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_lengths_beyond_the_capacity_without_new_keys(device):
+    """FA-030: refused where the host sees them; on a GPU there are no more keys than the capacity,
+    and no fewer than none."""
+    cache = Cache([16, 0], 16, device=device)
+    q = queries(cache, 1)
+    for lengths in (17, [16, -1]):
+        with pytest.raises(ValueError, match="seqlens_k has .* from 0 to 16.* and 0 are new"):
+            cache.call(q, seqlens_k=lengths)
+    beyond = int32([2**31 - 1, -(2**31)], device)
+    if device == "cpu":
+        with pytest.raises(ValueError, match=r"seqlens_k has -?\d+; it must be from 0 to 16"):
+            cache.call(q, seqlens_k=beyond)
+    else:
+        assert torch.equal(cache.call(q, seqlens_k=beyond), cache.call(q))
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -127,14 +127,22 @@ calls = [
 ]
 q = torch.randn(1, 2, 64, 320, device="cuda", dtype=torch.float16)
 tensors = [q if call["strategy"] == "split_d" else q[..., :64] for call in calls]
+cache = torch.randn(2, 64, 2, 64, device="cuda", dtype=torch.float16)
+new = torch.randn(2, 1, 2, 64, device="cuda", dtype=torch.float16)
+lengths = torch.tensor([5, 63], dtype=torch.int32, device="cuda")
+decode = {"k": new, "v": new, "seqlens_k": lengths}
+caches = [cache.clone() for _ in "kv"]
 outs = []
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
     for q, call in zip(tensors, calls):
         outs.append(fa101.flash_attention(q, q, q, **call))
+    decoded = fa101.flash_attention_with_kvcache(new, *caches, **decode)
 graph.replay()
 for q, call, out in zip(tensors, calls, outs):
     assert torch.equal(out, fa101.flash_attention(q, q, q, **call)), call
+caches = [cache.clone() for _ in "kv"]
+assert torch.equal(decoded, fa101.flash_attention_with_kvcache(new, *caches, **decode))
 """
     )
 
@@ -170,6 +178,25 @@ for kernel in [k["name"] for k in fa101.kernels() if k["device"] == "cuda"]:
             fa101.flash_attention(*moved, kernel=kernel)
 """
     )
+
+
+@two_gpus
+def test_cache_on_another_gpu_than_the_current():
+    """FA-003: new keys, pages and split keys, as on the current one."""
+    outs = []
+    for device in ("cuda:0", "cuda:1"):
+        generator = torch.Generator().manual_seed(0)
+        q, k, v = (torch.randn(2, 1, 4, 64, generator=generator).to(device).half() for _ in "qkv")
+        caches = [torch.randn(128, 16, 4, 64, generator=generator).to(device).half() for _ in "kv"]
+        options = {"k": k, "v": v, "num_splits": 4}
+        options["seqlens_k"] = torch.tensor([1000, 3], dtype=torch.int32, device=device)
+        options["page_table"] = torch.arange(128, dtype=torch.int32, device=device).view(2, 64)
+        outs.append(fa101.flash_attention_with_kvcache(q, *caches, **options))
+        assert outs[-1].device == torch.device(device)
+        assert torch.cuda.current_device() == 0
+        for cache, x in zip(caches, (k, v), strict=True):
+            assert torch.equal(cache[1000 // 16, 1000 % 16], x[0, 0])
+    assert torch.equal(outs[0].cpu(), outs[1].cpu())
 
 
 @two_gpus
