@@ -1309,7 +1309,7 @@ void check_repeats(const EdgeTile& tile, DType dtype, const Sizes& sizes, const 
 }  // namespace
 
 TEST_CASE("Hopper's kernels at the edges of their tiles: the same bits 10,000 times") {
-    const char* const asked = std::getenv("FA101_REPEATS");
+    const char* const asked = std::getenv("FA101_REPEATS");  // of all shapes of sm90 together
     const int repeats = asked != nullptr ? std::atoi(asked) : 10000;
     const std::vector<EdgeTile> tiles = edge_tiles();
     const auto num_sm90 = std::count_if(tiles.begin(), tiles.end(), [](const EdgeTile& tile) {
