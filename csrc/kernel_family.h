@@ -12,6 +12,11 @@
 
 namespace fa101 {
 
+// Parts that the keys of a tile of rows are split into: at most, and as many as fill the device.
+struct Splits {
+    int count = 1, per_wave = 1;
+};
+
 struct KernelFamily {
     const char* name;
     Strategy strategy;  // a kernel with several has a family for each
@@ -24,9 +29,9 @@ struct KernelFamily {
     // Changes speed, never results. Called only when supports() says "".
     Tile (*tile)(const Problem&, const DeviceInfo&);
 
-    // Parts that the keys are split into; null: 1. Never a function of seqlens_k or of what other
-    // batch entries hold, so that a sequence gets the same bits in any company.
-    int (*num_splits)(const Problem&, const DeviceInfo&);
+    // Null: the keys are not split. Never a function of seqlens_k or of what other batch entries
+    // hold, so that a sequence gets the same bits in any company.
+    Splits (*splits)(const Problem&, const DeviceInfo&);
 
     // Bytes of workspace the launch needs, for a plan with all of the above.
     int64_t (*workspace)(const Plan&, const Problem&);

@@ -37,7 +37,7 @@ std::string refusal(const KernelFamily& family, const Problem& problem, const De
                " tensors";
     }
     if (problem.page_size > 0 && !family.reads_pages) return "it reads no pages (page_table)";
-    if (problem.num_splits > 1 && family.num_splits == nullptr) {
+    if (problem.num_splits > 1 && family.splits == nullptr) {
         return "it does not split the keys (num_splits is " + std::to_string(problem.num_splits) +
                ")";
     }
@@ -102,7 +102,11 @@ Plan make_plan(const KernelFamily& family, const Problem& problem, const DeviceI
     plan.kernel = family.name;
     plan.strategy = family.strategy;
     plan.tile = family.tile(problem, device);
-    if (family.num_splits != nullptr) plan.num_splits = family.num_splits(problem, device);
+    if (family.splits != nullptr) {
+        const Splits splits = family.splits(problem, device);
+        plan.num_splits = splits.count;
+        plan.splits_per_wave = splits.per_wave;
+    }
     plan.workspace_bytes = problem.is_empty() ? 0 : family.workspace(plan, problem);
     plan.reason = std::move(reason);
     return plan;
@@ -135,7 +139,7 @@ bool prefers_split_kv(const KernelFamily& split_q, const KernelFamily& split_kv,
     if (rows > 64 && 3 * query_tiles(split_q, problem, device) > device.num_sms) return false;
     Problem typical = problem;  // the capacity of a cache must not choose the kernel
     if (problem.has_seqlens_k && problem.num_splits == 0) typical.seqlen_k = 8192;
-    const int64_t keys = typical.seqlen_k, splits = split_kv.num_splits(typical, device);
+    const int64_t keys = typical.seqlen_k, splits = split_kv.splits(typical, device).count;
     if (&split_q == find_kernel("sm90")) return keys >= 1024 + 3 * ceil_div(keys, splits);
     return splits >= 2;
 }
@@ -145,9 +149,10 @@ bool prefers_split_kv(const KernelFamily& split_q, const KernelFamily& split_kv,
 // that get no query tile idle. Over 512 a tile of it is two blocks, so a fifth is where it is even.
 bool prefers_splits(const KernelFamily& split_d, const KernelFamily& splitting,
                     const Problem& problem, const DeviceInfo& device) {
-    return split_d.num_splits == nullptr &&
+    return split_d.splits == nullptr &&
            5 * query_tiles(split_d, problem, device) <= device.num_sms &&
-           refusal(splitting, problem, device).empty() && splitting.num_splits(problem, device) > 1;
+           refusal(splitting, problem, device).empty() &&
+           splitting.splits(problem, device).count > 1;
 }
 
 }  // namespace

@@ -81,9 +81,12 @@ __device__ __forceinline__ void store4(T* dst, const Float4& value, int count, b
     }
 }
 
-// Asks for the sector of `address`; nothing waits for it.
+// Asks for the sector of `address`, for this multiprocessor or for all; nothing waits for it.
 __device__ __forceinline__ void prefetch_l1(const void* address) {
     asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
+}
+__device__ __forceinline__ void prefetch_l2(const void* address) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
 // cp.async (sm_80) copies without a register in between, so the copy goes on while the thread

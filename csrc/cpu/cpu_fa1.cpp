@@ -135,7 +135,7 @@ constexpr KernelFamily kCpuFa1Family = {
     "FlashAttention-1 on a CPU: tiles and online softmax, keys outer, O rescaled in memory",
     [](const Problem&, const DeviceInfo&) { return std::string(); },
     tile,
-    /*num_splits=*/nullptr,
+    /*splits=*/nullptr,
     workspace,
     [](const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace, Stream) {
         run_cpu_fa1(simd_kernels(cpu_simd_level()), plan, problem, tensors, workspace);

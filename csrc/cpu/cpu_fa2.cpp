@@ -132,7 +132,7 @@ constexpr KernelFamily kCpuFa2Family = {
     "FlashAttention-2 on a CPU: queries outer, tiles in L1 and L2, a register-blocked inner loop",
     [](const Problem&, const DeviceInfo&) { return std::string(); },
     tile,
-    /*num_splits=*/nullptr,
+    /*splits=*/nullptr,
     workspace,
     [](const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace, Stream) {
         run_cpu_fa2(simd_kernels(cpu_simd_level()), plan, problem, tensors, workspace);

@@ -187,7 +187,7 @@ constexpr KernelFamily kCpuNaiveFamily = {
     "the textbook on a CPU: three passes, the S x S matrix in memory",
     supports,
     tile,
-    /*num_splits=*/nullptr,
+    /*splits=*/nullptr,
     workspace,
     [](const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace, Stream) {
         run_cpu_naive(simd_kernels(cpu_simd_level()), plan, problem, tensors, workspace);

@@ -73,7 +73,7 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
         return "its tiles for head_dim " + std::to_string(widest) + " need more than the " +
                std::to_string(device.smem_per_block) + " bytes of shared memory a block has";
     }
-    return flash_decode::refuse_grid(p, num_blocks(p, *tile) * num_splits(p, device));
+    return flash_decode::refuse_grid(p, num_blocks(p, *tile) * splits(p, device).count);
 }
 
 Tile tile(const Problem& p, const DeviceInfo& device) {
@@ -82,11 +82,11 @@ Tile tile(const Problem& p, const DeviceInfo& device) {
     return {tile.block_m, tile.block_n, tile.head_dim, kNumWarps, tile.stages};
 }
 
-int num_splits(const Problem& p, const DeviceInfo& device) {
-    if (p.dtype_q == DType::kFloat32) return split_d_tf32::num_splits(p, device);
+Splits splits(const Problem& p, const DeviceInfo& device) {
+    if (p.dtype_q == DType::kFloat32) return split_d_tf32::splits(p, device);
     const TileConfig& tile = *find_tile(p, device, device.smem_per_block);
     return flash_decode::splits_if_idle(p, num_blocks(p, tile), std::max(device.num_sms, 1),
-                                        kMinChunk);
+                                        tile.block_n);
 }
 
 int64_t workspace(const Plan& plan, const Problem& p) {
@@ -95,7 +95,8 @@ int64_t workspace(const Plan& plan, const Problem& p) {
 
 void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace,
             Stream stream) {
-    const Partials partials = flash_decode::make_partials(plan, problem, workspace);
+    const Partials partials =
+        flash_decode::make_partials(plan, problem, plan.tile.block_n, workspace);
     [[maybe_unused]] const auto run = [&](auto run_hdim) {
         run_hdim(plan, problem, tensors, partials, stream);
         if (plan.num_splits > 1) flash_decode::run_combine(problem, tensors, partials, stream);

@@ -139,8 +139,8 @@ __global__ void __launch_bounds__(Traits::kNThreads, 1)
         const int num_batch_heads = static_cast<int>(problem.batch) * num_heads;
         const int batch_head = block / num_m_blocks % num_batch_heads;
         return {(num_m_blocks - 1 - block % num_m_blocks) * kBlockM,
-                partials.num_splits - 1 - block / num_m_blocks / num_batch_heads, batch_head,
-                batch_head / num_heads, batch_head % num_heads};
+                block / num_m_blocks / num_batch_heads, batch_head, batch_head / num_heads,
+                batch_head % num_heads};
     };
     const TileIndex tile = tile_index(blockIdx.x);
     const int m_begin = tile.m_begin, bidb = tile.bidb;
@@ -149,12 +149,11 @@ __global__ void __launch_bounds__(Traits::kNThreads, 1)
     const Mask mask = mask_of(problem, tensors, bidb);
     const TileMask tile_mask = mask.tile(m_begin, kBlockM);
     const int m_end = min(m_begin + kBlockM, seqlen_q);
-    // Of the split's keys; where they begin, so does a block.
-    const int chunk_begin = static_cast<int>(partials.keys.begin(tile.split));
-    const int chunk_end =
-        static_cast<int>(min(partials.keys.begin(tile.split + 1), problem.seqlen_k));
-    const int n_block_begin = max(mask.n_block_begin(m_begin, kBlockN), chunk_begin / kBlockN);
-    const int n_block_end = min(mask.n_block_end(m_end, kBlockN), ceil_div(chunk_end, kBlockN));
+    const KeyRange tile_keys = {mask.key_begin(m_begin), mask.key_end(m_end - 1)};
+    const KeyRange keys =
+        keys_of_split(tile_keys, tile.split, partials.keys.count(tile_keys, kBlockN), kBlockN);
+    const int n_block_begin = keys.begin / kBlockN;
+    const int n_block_end = keys.is_empty() ? 0 : ceil_div(keys.end, kBlockN);
     const int n_block_full_begin = mask.n_block_full_begin(m_end, kBlockN);
     const int n_block_full_end = mask.n_block_full_end(m_begin, kBlockN);
 

@@ -61,8 +61,4 @@ constexpr TileConfig kTiles[] = {
 };
 // clang-format on
 
-// Fewest keys of a split. A row's part of O is 8 bytes a column, written and read, K and V are 4
-// bytes a column and key: for 32 rows and 256 keys 25 %, served by L2 in part.
-constexpr int kMinChunk = 256;
-
 }  // namespace fa101::split_d

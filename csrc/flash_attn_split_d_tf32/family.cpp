@@ -67,7 +67,7 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
         return "its float32 tiles for head_dim " + std::to_string(widest) + " need more than the " +
                std::to_string(device.smem_per_block) + " bytes of shared memory a block has";
     }
-    return flash_decode::refuse_grid(p, blocks_per_split(p, *tile) * num_splits(p, device));
+    return flash_decode::refuse_grid(p, blocks_per_split(p, *tile) * splits(p, device).count);
 }
 
 Tile tile(const Problem& p, const DeviceInfo& device) {
@@ -75,10 +75,10 @@ Tile tile(const Problem& p, const DeviceInfo& device) {
     return {tile.block_m, kBlockN, tile.head_dim, kNumWarps, tile.slots};
 }
 
-int num_splits(const Problem& p, const DeviceInfo& device) {
+Splits splits(const Problem& p, const DeviceInfo& device) {
     const TileConfig& tile = *find_tile(p, device.smem_per_block);
     const int64_t slots = tile.blocks_per_sm() * std::max(device.num_sms, 1);
-    return flash_decode::splits_if_idle(p, blocks_per_split(p, tile), slots, kMinChunk);
+    return flash_decode::splits_if_idle(p, blocks_per_split(p, tile), slots, kBlockN);
 }
 
 void run(const Plan& plan, const Problem& problem, const Tensors& tensors, const Partials& partials,

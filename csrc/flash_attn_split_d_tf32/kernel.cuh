@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(32 * kNumWarps, kTiles[kTileIndex].blocks_per_
         const int num_m_blocks = ceil_div(seqlen_q, kBlockM);
         const int m_block = num_m_blocks - 1 - block % num_m_blocks;
         const int num_batch_heads = static_cast<int>(problem.batch) * num_heads;
-        const int split = partials.num_splits - 1 - block / num_m_blocks / num_batch_heads;
+        const int split = block / num_m_blocks / num_batch_heads;
         const int batch_head = block / num_m_blocks % num_batch_heads;
         return {m_block * kBlockM, split, batch_head, batch_head / num_heads,
                 batch_head % num_heads};
@@ -100,11 +100,10 @@ __global__ void __launch_bounds__(32 * kNumWarps, kTiles[kTileIndex].blocks_per_
 
     const Mask mask = mask_of(problem, tensors, bidb);
     const TileMask tile_mask = mask.tile(m_begin, kBlockM);
-    const int chunk_begin = static_cast<int>(partials.keys.begin(tile.split));
-    const int chunk_end =
-        static_cast<int>(min(partials.keys.begin(tile.split + 1), problem.seqlen_k));
-    const int n_begin = max(mask.key_begin(m_begin), chunk_begin);
-    const int n_end = min(mask.key_end(m_begin + num_rows - 1), chunk_end);
+    const KeyRange tile_keys = {mask.key_begin(m_begin), mask.key_end(m_begin + num_rows - 1)};
+    const KeyRange keys =
+        keys_of_split(tile_keys, tile.split, partials.keys.count(tile_keys, kBlockN), kBlockN);
+    const int n_begin = keys.begin, n_end = keys.end;
     const int n_block_begin = n_begin / kBlockN;
     const int n_block_end = n_begin < n_end ? ceil_div(n_end, kBlockN) : n_block_begin;
 

@@ -54,8 +54,4 @@ constexpr TileConfig kTiles[] = {
 
 constexpr int kMaxHeadDim = 1024;
 
-// Fewest keys of a split. A row's part of O is 8 bytes a column, written and read, K and V are 8
-// bytes a column and key: for 32 rows and 256 keys 12 %, served by L2 in part.
-constexpr int kMinChunk = 256;
-
 }  // namespace fa101::split_d_tf32

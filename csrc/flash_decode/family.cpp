@@ -40,14 +40,8 @@ int64_t blocks_per_split(const Problem& p, const TileConfig& tile) {
     return p.batch * p.num_heads_kv * ceil_div<int64_t>(packed_rows(p), tile.block_m);
 }
 
-// The keys of a split fill waves of two blocks a multiprocessor. Small ones cost: a row's part of O
-// is 8 bytes a column, written and read, K and V are 4 bytes a column and key. That is 3 % for 4
-// rows and 256 keys, 25 % for 64 rows and 512, served by L2 in part.
-int64_t chunk(const Problem& p, const DeviceInfo& device) {
-    const TileConfig& tile = *find_tile(p);
-    return choose_chunk(blocks_per_split(p, tile), 2 * std::max(device.num_sms, 1), 8192,
-                        kMinChunk);
-}
+// Keys of a team's step: with 16 rows each warp is a team (tile_config.h, in float32 too).
+int step_of(const Tile& tile) { return tile.block_n / (tile.block_m == 16 ? tile.num_warps : 1); }
 
 // What the kernel needs to know of its grid, and to merge the parts.
 Partials with_grid(Partials partials, const Plan& plan, const Problem& p, void* workspace) {
@@ -109,8 +103,8 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
                std::to_string(tile->smem_bytes()) + " bytes of shared memory; a block has " +
                std::to_string(device.smem_per_block);
     }
-    const int splits = num_splits(p, device);
-    return refuse_grid(p, blocks_per_split(p, *tile) * splits + (splits > 1 ? result_rows(p) : 0));
+    const int count = splits(p, device).count;
+    return refuse_grid(p, blocks_per_split(p, *tile) * count + (count > 1 ? result_rows(p) : 0));
 }
 
 Tile tile(const Problem& p, const DeviceInfo& device) {
@@ -120,9 +114,12 @@ Tile tile(const Problem& p, const DeviceInfo& device) {
             tile.stages};
 }
 
-int num_splits(const Problem& p, const DeviceInfo& device) {
-    if (p.dtype_q == DType::kFloat32) return decode_tf32::num_splits(p, device);
-    return splits_of(p, chunk(p, device));
+// Two blocks a multiprocessor.
+Splits splits(const Problem& p, const DeviceInfo& device) {
+    if (p.dtype_q == DType::kFloat32) return decode_tf32::splits(p, device);
+    const TileConfig& tile = *find_tile(p);
+    return choose_splits(p, blocks_per_split(p, tile), 2 * std::max(device.num_sms, 1),
+                         tile.block_n);
 }
 
 int64_t workspace(const Plan& plan, const Problem& p) {
@@ -131,7 +128,7 @@ int64_t workspace(const Plan& plan, const Problem& p) {
 
 void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace,
             Stream stream) {
-    const Partials partials = make_partials(plan, problem, workspace);
+    const Partials partials = make_partials(plan, problem, step_of(plan.tile), workspace);
     if (problem.dtype_q == DType::kFloat32) {
         if constexpr (kIsBuilt) {
             decode_tf32::run(plan, problem, tensors, partials, stream);

@@ -12,7 +12,7 @@ namespace fa101::flash_decode {
 
 std::string supports(const Problem&, const DeviceInfo&);
 Tile tile(const Problem&, const DeviceInfo&);
-int num_splits(const Problem&, const DeviceInfo&);
+Splits splits(const Problem&, const DeviceInfo&);
 int64_t workspace(const Plan&, const Problem&);
 void launch(const Plan&, const Problem&, const Tensors&, void* workspace, Stream);
 

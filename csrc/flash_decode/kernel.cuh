@@ -3,9 +3,10 @@
 // is to keep all of its bandwidth busy. Two things change from lesson 3:
 //
 //   1. One tile of queries gives one block per head, too few for the GPU. So the keys are split
-//      over blocks too; each writes its part of O, normalised, and its lse, and the last blocks of
-//      the grid (merge.cuh) merge them, exactly: O = sum_i 2^(lse_i - lse) O_i. A sequence that
-//      one split holds has one part, which is the result.
+//      over blocks too, into as many equal pieces as fill it (key_splits.h); each writes its part
+//      of O, normalised, and its lse, and the last blocks of the grid (merge.cuh) merge them,
+//      exactly: O = sum_i 2^(lse_i - lse) O_i. A short sequence is not split: its part is the
+//      result.
 //   2. With grouped heads, group_size query heads read the same K and V. They are rows of one tile,
 //      so the keys are read once: row r is query r / group_size of head r % group_size.
 //
@@ -18,7 +19,7 @@
 // through shared memory. With more rows it is the block, as in lesson 3.
 //
 // Bytes: K and V once per tile of rows. A split writes 4 * head_dim_v bytes a row, which are read
-// again; see chunk() in family.cpp for what that costs. A multiprocessor's share of an H200's 4.8
+// again; see kMinKeys in splits.h for what that costs. A multiprocessor's share of an H200's 4.8
 // TB/s is 36 KB a microsecond, about what a load takes to arrive, so more than that must be on its
 // way at any time: kStages - 1 tiles ahead, in two blocks a multiprocessor, are 128 KB. K and V are
 // separate groups of cp.async: Q K^T starts when K is there.
@@ -36,9 +37,9 @@
 // too. The descales, one a block, are part of the softmax scale and of O on its way out. The kernel
 // is compiled for pages alone: a cache in one piece is a page, the batch entry's.
 //
-// Where a split or a step begins depends neither on the length of the cache nor on who else is in
-// the batch, only on how many there are, and everything is added in a fixed order: in batches of
-// one size a sequence has one result.
+// Where a split or a step begins depends on the sequence's own length, neither on the capacity of
+// the cache nor on who else is in the batch, only on how many there are, and everything is added in
+// a fixed order: in batches of one size a sequence has one result.
 //
 // Sources: Dao et al., Flash-Decoding (2023), for the split; Hong et al., FlashDecoding++ (arXiv
 // 2311.01282), for filling the tile; Milakov & Gimelshein (arXiv 1805.02867), whose merge it is.
@@ -107,8 +108,8 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
     };
 
     // ---- Which rows and which keys ----
-    // Tiles of rows are neighbours, so that their common keys come from L2. The last splits, which
-    // have the most keys, start first, and the short ones fill the end.
+    // Tiles of rows are neighbours, so that their common keys come from L2. Splits that a short
+    // sequence does not have come last.
     const int seqlen_q = static_cast<int>(problem.seqlen_q);
     const Divider& group = partials.group;
     const int group_size = static_cast<int>(group.divisor);
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
         const int split_batch_head = partials.m_blocks.quotient(block);
         const int batch_head = partials.batch_heads_kv.remainder(split_batch_head);
         return {partials.m_blocks.remainder(block) * kBlockM,
-                partials.num_splits - 1 - partials.batch_heads_kv.quotient(split_batch_head),
+                partials.batch_heads_kv.quotient(split_batch_head),
                 partials.heads_kv.remainder(batch_head), partials.heads_kv.quotient(batch_head)};
     };
     const auto query_of = [&](int row) { return group.quotient(row); };
@@ -133,30 +134,31 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
     const TileIndex tile = tile_index(blockIdx.x);
     const int m_begin = tile.m_begin, split = tile.split, bidb = tile.bidb;
 
-    // The length comes from memory too: on its way while the split is worked out.
-    if (tensors.seqlens_k_ptr != nullptr) {
-        prefetch_l1(tensors.seqlens_k_ptr + bidb * tensors.seqlens_k_stride);
-    }
-    const int chunk_begin = static_cast<int>(partials.keys.begin(split));
-    const int chunk_end = static_cast<int>(min(partials.keys.begin(split + 1), problem.seqlen_k));
     const bool has_pages = kPaged && (!kFp8 || problem.page_size > 0);
-    if (has_pages) {  // this chunk's part of the table, on its way while the length is
+    if (has_pages) {
+        // The length comes from memory, and then the pages: both on their way. Which are this
+        // split's only the length tells, so each split asks for a share of the table.
+        if (tensors.seqlens_k_ptr != nullptr) {
+            prefetch_l1(tensors.seqlens_k_ptr + bidb * tensors.seqlens_k_stride);
+        }
         constexpr int kSector = 32 / sizeof(int32_t);
         const Pages pages(problem, tensors, bidb);
-        const int entry = pages.index_of(chunk_begin) + kSector * threadIdx.x;
-        if (entry <= pages.index_of(chunk_end - 1)) prefetch_l1(pages.table + entry);
+        const int64_t entry = kSector * (split + int64_t{threadIdx.x} * partials.num_splits);
+        if (entry <= pages.index_of(static_cast<int>(problem.seqlen_k) - 1)) {
+            prefetch_l2(pages.table + entry);
+        }
     }
     const Mask mask = mask_of(problem, tensors, bidb);
     const int first_row = m_begin, last_row = min(m_begin + kBlockM, num_rows) - 1;
     const KeyRange tile_keys = keys_of_tile(mask, first_row, last_row, group);
-    const int n_begin = max(tile_keys.begin, chunk_begin);
-    const int n_end = min(tile_keys.end, chunk_end);
+    const int count = partials.keys.count(tile_keys, kBlockN);
+    if (split >= count) return;
+    const bool is_part = count > 1;
+    const KeyRange keys = keys_of_split(tile_keys, split, count, kBlockN);
+    const int n_begin = keys.begin, n_end = keys.end;
     // Keys that all rows see.
     const int full_begin = mask.key_begin(query_of(last_row));
     const int full_end = mask.key_end(query_of(first_row));
-
-    const Role role = role_of(split, {n_begin, n_end}, tile_keys);
-    if (role == Role::kNothing) return;
 
     // This team's steps: every kNumTeams-th block of keys.
     const int first_block = n_begin / kBlockN;
@@ -600,7 +602,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
         for (int j = 0; j < 4; ++j) out.x[j] = row_sum == 0.0f ? 0.0f : out.x[j] * inverse;
 
         const int64_t index = index_of(out_tile, row);
-        if (role == Role::kPart) {
+        if (is_part) {
             const int64_t part = index * partials.num_splits + out_tile.split;
             *reinterpret_cast<Float4*>(partials.o + part * partials.o_stride + col) = out;
             if (col == 0) partials.lse[part] = row_max + log2f(row_sum);
@@ -615,7 +617,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
             }
         }
     }
-    if (role != Role::kPart) return;
+    if (!is_part) return;
     __syncthreads();
     for (int row = out_tile.m_begin + threadIdx.x; row < min(out_tile.m_begin + kBlockM, num_rows);
          row += Traits::kNThreads) {

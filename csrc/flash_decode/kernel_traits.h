@@ -3,7 +3,6 @@
 #pragma once
 
 #include "common/key_rows.h"
-#include "flash_decode/key_splits.h"
 #include "flash_decode/tile_config.h"
 
 #include <cstdint>
@@ -30,7 +29,6 @@ struct Traits {
 
     static_assert(kBlockM * kNumTeams == 16 * kTile.num_warps, "a warp owns 16 rows");
     static_assert(kBlockN % 16 == 0 && kHeadDim % 32 == 0, "ldmatrix.x4 brings 16 x 32 bytes");
-    static_assert(kChunkStep % (kNumTeams * kBlockN) == 0, "splits begin where steps do");
 
     // A tile of K or V is rows of kHeadDim elements in pieces of 16 bytes, the pieces permuted by
     // XOR with the row number, so that 8 rows' pieces of one column (ldmatrix) and 8 pieces of one

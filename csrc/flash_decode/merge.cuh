@@ -1,5 +1,5 @@
 // The merge of the parts that the splits leave, at the end of the launch that makes them. For each
-// row, over the splits i that hold keys its tile sees,
+// row, over the splits i of the keys its tile sees,
 //
 //     m = max lse_i      l = sum_i 2^(lse_i - m)      O = sum_i 2^(lse_i - m) O_i / l
 //     lse = m + log2 l   (to base 2 until here)
@@ -8,7 +8,7 @@
 // short cache takes. Here the last blocks of the same grid merge. They find out what there is to
 // merge while others still read keys, and then wait for a flag a part:
 //
-//      grid      keys of split 2 | of split 1 | of split 0 | merge
+//      grid      keys of split 0 | of split 1 | of split 2 | merge
 //                publish O, lse, then their flags ----------> wait, absorb, store
 //
 // Blocks start in the order of their index. CUDA does not promise it, but GPUs do it, and CUTLASS's
@@ -20,9 +20,8 @@
 // a flag clears it: a CUDA graph brings the same nonce again.
 //
 // A batch of parts is on its way at once, up to 8 KB a warp. They are absorbed as the online
-// softmax absorbs keys, the last batch first, as its blocks started first: of a long cache most has
-// been absorbed when the last blocks publish. The order depends on nothing else, and parts that are
-// not there add exactly nothing.
+// softmax absorbs keys, in the order of the splits, in which their blocks started. It depends on
+// nothing else, and parts that are not there add exactly nothing.
 #pragma once
 
 #include <fa101/params.h>
@@ -122,23 +121,18 @@ __device__ __forceinline__ void merge_parts(const Problem& problem, const Tensor
     const int m_end = min(m_begin + Traits::kBlockM, seqlen_q * group_size);
     const KeyRange tile_keys =
         keys_of_tile(mask_of(problem, tensors, bidb), m_begin, m_end - 1, partials.group);
-    const int num_splits = partials.num_splits;
-    const PartRange there = parts_of(partials.keys, num_splits, tile_keys);
-    if (there.is_empty()) return;  // one block writes the result
+    const int num_parts = partials.keys.count(tile_keys, Traits::kBlockN);
+    if (num_parts == 1) return;  // its block writes the result
 
     // ---- Absorb the parts ----
-    // The first turn is past the last part and adds nothing: it only fetches the instructions,
+    // The first turn is before the first part and adds nothing: it only fetches the instructions,
     // which would come from memory just when the flags are there.
     Merge<kVectors> merge;
-    const int num_turns_before = is_shared ? kNWarps : 1;
+    const int turn = is_shared ? kNWarps * kBatch : kBatch;
 #pragma unroll 1
-    for (int batch = there.last / kBatch + num_turns_before; batch >= there.first / kBatch;
-         --batch) {
-        if (is_shared && batch % kNWarps != warp) continue;
-        const int64_t first_part = static_cast<int64_t>(row) * num_splits + batch * kBatch;
-        const auto is_there = [&](int i) {
-            return there.first <= batch * kBatch + i && batch * kBatch + i <= there.last;
-        };
+    for (int first = (is_shared ? warp * kBatch : 0) - turn; first < num_parts; first += turn) {
+        const int64_t first_part = static_cast<int64_t>(row) * partials.num_splits + first;
+        const auto is_there = [&](int i) { return 0 <= first && first + i < num_parts; };
         const bool has_part = lane < kBatch && is_there(lane);
         if (has_part) wait_and_clear(partials.flags + first_part + lane, partials.nonce);
         acquire();

@@ -20,57 +20,58 @@ namespace fa101::flash_decode {
 // capacity; many, with about as many keys.
 inline int64_t typical_seqlen_k(const Problem& p) { return p.seqlen_q > 256 ? p.seqlen_q : 8192; }
 
-// The queries of a key/value head's group fit the smallest tile.
-inline bool is_decoding(const Problem& p) { return p.seqlen_q * p.group_size() <= 16; }
+// Fewest keys of a split. A row's part of O is 8 bytes a column, written and read; K and V are 4
+// bytes a column and key, or 8. That is 3 % for 4 rows, 25 % for 32, served by L2 in part.
+constexpr int kMinKeys = 256;
 
-// Keys of the first splits: from nothing that a longer cache or other company would change. So it
-// is the largest that, with as many keys as is typical, fills whole waves of the device's `slots`
-// for blocks, or nearly; a kernel has its reason for the smallest.
-//
-// It is a power of two: then the splits of a smaller one are parts of those of a larger one, and
-// their number tells where they are.
-inline int64_t choose_chunk(int64_t blocks_per_split, int64_t slots, int64_t typical_seqlen_k,
-                            int64_t smallest) {
-    int64_t best = kMaxChunk;
-    double best_fill = 0;
-    for (int64_t chunk = kMaxChunk; chunk >= smallest && best_fill < 0.9; chunk /= 2) {
-        const int64_t blocks = blocks_per_split * ceil_div(typical_seqlen_k, chunk);
-        const int64_t waves = std::max<int64_t>(ceil_div(blocks, slots), 1);
-        const double fill = static_cast<double>(blocks) / static_cast<double>(waves * slots);
-        if (fill > best_fill) {
-            best_fill = fill;
-            best = chunk;
-        }
+// The number of splits with which a typical tile of rows is done first. A slot for blocks works
+// through a split of each wave; the start of a block takes it 1.5 us, in which it would read 27 KB
+// (4.8 TB/s over 264 slots), some 64 keys.
+inline int splits_per_wave(const Problem& p, int64_t blocks_per_split, int64_t slots) {
+    constexpr double kStart = 64;
+    const int64_t typical = typical_seqlen_k(p);
+    const int64_t most =
+        std::max(slots / std::max<int64_t>(blocks_per_split, 1), typical / kMinKeys);
+    int64_t best = 1;
+    double least = std::numeric_limits<double>::infinity();
+    for (int64_t splits = 1; splits <= most; ++splits) {
+        const auto waves = static_cast<double>(ceil_div(blocks_per_split * splits, slots));
+        const double keys = static_cast<double>(typical) / static_cast<double>(splits);
+        const double cost = waves * (keys + kStart);
+        if (cost < least) best = splits, least = cost;
     }
-    return best;
+    return static_cast<int>(best);
 }
 
-// With a number of splits that the caller gives: the keys there may be in as many equal pieces,
-// each of whole steps of every tile.
-inline KeySplits forced_splits(const Problem& p) {
-    const int64_t steps = ceil_div<int64_t>(ceil_div(p.seqlen_k, p.num_splits), kChunkStep);
-    return {static_cast<int>(std::max<int64_t>(steps, 1) * kChunkStep)};
+// Where a tile's keys are split, in steps of its kernel. In a batch, where some sequences may be
+// short and leave their slots idle, a long one is more waves; else it is one.
+inline KeySplits key_splits(const Problem& p, int per_wave, int step) {
+    KeySplits splits;
+    splits.per_wave = per_wave;
+    if (p.num_splits > 0) return splits;
+    splits.min_steps = Divider::by(kMinKeys / step);
+    if (p.batch > 1) {
+        const int64_t most = std::max<int64_t>(ceil_div<int64_t>(typical_seqlen_k(p), per_wave),
+                                               per_wave == 1 ? 8192 : 2048);
+        splits.wave_steps = static_cast<int>(per_wave * most / step);
+    }
+    return splits;
 }
 
-// `chunk` is the family's choice.
-inline int splits_of(const Problem& p, int64_t chunk) {
-    if (p.num_splits > 0) return forced_splits(p).count(p.seqlen_k);
-    return KeySplits::growing(static_cast<int>(chunk), is_decoding(p)).count(p.seqlen_k);
+// With a number of splits that the caller gives: so many, if there are as many steps.
+inline Splits choose_splits(const Problem& p, int64_t blocks_per_split, int64_t slots, int step) {
+    constexpr int64_t kMax = std::numeric_limits<int>::max();
+    const int per_wave = p.num_splits > 0 ? static_cast<int>(std::min(p.num_splits, kMax))
+                                          : splits_per_wave(p, blocks_per_split, slots);
+    const KeyRange all = {0, static_cast<int>(p.seqlen_k)};
+    return {key_splits(p, per_wave, step).count(all, step), per_wave};
 }
 
 // The splits of a kernel that has enough to do without: none from two waves of blocks on, where the
 // parts would be many and would gain little.
-inline int splits_if_idle(const Problem& p, int64_t blocks, int64_t slots, int64_t smallest) {
-    if (blocks >= 2 * slots && p.num_splits == 0) return 1;
-    return splits_of(p, choose_chunk(blocks, slots, typical_seqlen_k(p), smallest));
-}
-
-inline KeySplits key_splits(const Plan& plan, const Problem& p) {
-    if (plan.num_splits == 1) return {static_cast<int>(p.seqlen_k)};
-    if (p.num_splits > 0) return forced_splits(p);
-    int chunk = kChunkStep;
-    while (splits_of(p, chunk) > plan.num_splits) chunk *= 2;
-    return KeySplits::growing(chunk, is_decoding(p));
+inline Splits splits_if_idle(const Problem& p, int64_t blocks, int64_t slots, int step) {
+    if (blocks >= 2 * slots && p.num_splits == 0) return {};
+    return choose_splits(p, blocks, slots, step);
 }
 
 // Rows of the result, as lse counts them.
@@ -109,16 +110,17 @@ inline int64_t flags_bytes(const Plan& plan, const Problem& p) {
 // Rows of a block that merges. One row is done sooner by a whole block, but those blocks must find
 // room beside the ones that read keys, so only where rows are few; else each warp has its own.
 inline int rows_per_merge(const Plan& plan, const Problem& p) {
-    constexpr int64_t kFewRows = 8;
+    constexpr int64_t kFewRows = 64;
     return result_rows(p) <= kFewRows ? 1 : plan.tile.num_warps;
 }
 
-inline Partials make_partials(const Plan& plan, const Problem& p, void* workspace) {
+// `step`: of the plan's tile, in keys.
+inline Partials make_partials(const Plan& plan, const Problem& p, int step, void* workspace) {
     Partials partials;
     partials.num_splits = plan.num_splits;
-    partials.keys = key_splits(plan, p);
     partials.o_stride = o_stride(p);
     if (plan.num_splits > 1) {
+        partials.keys = key_splits(p, plan.splits_per_wave, step);
         partials.lse = static_cast<float*>(workspace);
         partials.o = partials.lse + lse_floats(plan, p);
     }

@@ -47,7 +47,7 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
     if (FA101_HAS_CUDA && !kIsBuilt) return "this build has none of its float32 code (FA101_ARCHS)";
     const TileConfig* const tile = find_tile(p, device);
     if (tile == nullptr) return refuse_head_dim(kTiles, p, device, "float32 ");
-    return flash_decode::refuse_grid(p, blocks_per_split(p, *tile) * num_splits(p, device));
+    return flash_decode::refuse_grid(p, blocks_per_split(p, *tile) * splits(p, device).count);
 }
 
 Tile tile(const Problem& p, const DeviceInfo& device) {
@@ -56,12 +56,10 @@ Tile tile(const Problem& p, const DeviceInfo& device) {
             tile.slots};
 }
 
-int num_splits(const Problem& p, const DeviceInfo& device) {
+Splits splits(const Problem& p, const DeviceInfo& device) {
     const TileConfig& tile = *find_tile(p, device);
-    const int64_t chunk =
-        flash_decode::choose_chunk(blocks_per_split(p, tile), 2 * std::max(device.num_sms, 1),
-                                   flash_decode::typical_seqlen_k(p), kMinChunk);
-    return flash_decode::splits_of(p, chunk);
+    return flash_decode::choose_splits(p, blocks_per_split(p, tile),
+                                       2 * std::max(device.num_sms, 1), tile.block_n);
 }
 
 void run(const Plan& plan, const Problem& problem, const Tensors& tensors, const Partials& partials,

@@ -6,11 +6,12 @@
 
 namespace fa101::decode_tf32 {
 
+using flash_decode::KeyRange;
 using flash_decode::Partials;
 
 std::string supports(const Problem&, const DeviceInfo&);
 Tile tile(const Problem&, const DeviceInfo&);
-int num_splits(const Problem&, const DeviceInfo&);
+Splits splits(const Problem&, const DeviceInfo&);
 void run(const Plan&, const Problem&, const Tensors&, const Partials&, Stream);
 
 // One translation unit each, for the head_dims of tile_config.h.

@@ -57,8 +57,6 @@ __global__ void __launch_bounds__(32 * kTiles[kTileIndex].num_warps, 2)
     static_assert(kBlockM * kNumTeams == 16 * kTile.num_warps, "a warp owns 16 rows");
     static_assert(kBlockN % kMinPageSize == 0, "copied 16 keys at a time");
     static_assert(kBlockN % kDepth == 0 && kHeadDim % (8 * kTogether) == 0, "whole mma tiles");
-    static_assert(flash_decode::kChunkStep % (kNumTeams * kBlockN) == 0,
-                  "splits begin where steps do");
 
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler: one for a warp
     const int team = kNumTeams == 1 ? 0 : warp, warp_row = kNumTeams == 1 ? 16 * warp : 0;
@@ -96,8 +94,7 @@ __global__ void __launch_bounds__(32 * kTiles[kTileIndex].num_warps, 2)
         const int num_batch_heads = static_cast<int>(problem.batch) * num_heads_kv;
         const int split_batch_head = block / num_m_blocks;
         const int batch_head = split_batch_head % num_batch_heads;
-        return {block % num_m_blocks * kBlockM,
-                partials.num_splits - 1 - split_batch_head / num_batch_heads,
+        return {block % num_m_blocks * kBlockM, split_batch_head / num_batch_heads,
                 batch_head % num_heads_kv, batch_head / num_heads_kv};
     };
     const auto query_of = [&](int row) { return row / group_size; };
@@ -113,10 +110,10 @@ __global__ void __launch_bounds__(32 * kTiles[kTileIndex].num_warps, 2)
     const Mask mask = mask_of(problem, tensors, bidb);
     const int first_query = query_of(m_begin);
     const int last_query = query_of(min(m_begin + kBlockM, num_rows) - 1);
-    const int chunk_begin = static_cast<int>(partials.keys.begin(split));
-    const int chunk_end = static_cast<int>(min(partials.keys.begin(split + 1), problem.seqlen_k));
-    const int n_begin = max(mask.key_begin(first_query), chunk_begin);
-    const int n_end = min(mask.key_end(last_query), chunk_end);
+    const KeyRange tile_keys = {mask.key_begin(first_query), mask.key_end(last_query)};
+    const KeyRange keys =
+        keys_of_split(tile_keys, split, partials.keys.count(tile_keys, kBlockN), kBlockN);
+    const int n_begin = keys.begin, n_end = keys.end;
     // Keys that all rows see.
     const int full_begin = mask.key_begin(last_query), full_end = mask.key_end(first_query);
 

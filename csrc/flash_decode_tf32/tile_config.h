@@ -42,8 +42,4 @@ constexpr TileConfig kTiles[] = {
 };
 // clang-format on
 
-// A row's part of O is 8 bytes a column, written and read, K and V are 8 bytes a column and key:
-// for 4 rows and 256 keys 2 %, for 64 rows, whose products take longer than their bytes, 25 %.
-constexpr int kMinChunk = 256;
-
 }  // namespace fa101::decode_tf32

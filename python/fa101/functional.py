@@ -274,10 +274,11 @@ def flash_attention_with_kvcache(
         interleaved: 2i and 2i + 1. Key i is at position seqlens_k + i, and so is query i; without
         causal and window all queries are at position seqlens_k.
     num_splits: into how many parts the keys are cut, on CUDA; on the CPU only "auto" and 1 are
-        answered. "auto" cuts at keys that depend on batch, heads, seqlen_q, head_dim and the device
-        alone: a sequence then gets the same bits in a cache of any capacity and in any company of
-        the same number. An integer cuts the capacity into so many parts, or into fewer, at
-        multiples of 128 keys.
+        answered. "auto" takes as many as fill the device. An integer cuts the keys that a tile of
+        queries sees into so many parts, or into fewer where there are fewer steps of 16 to 64 keys,
+        as the kernel has them. Either way the cuts depend on the sequence's own length, batch,
+        heads, seqlen_q, head_dim and the device alone: a sequence gets the same bits in a cache of
+        any capacity and in any company of the same number.
 
     On CUDA pages and caches in fp8 need a head_dim of at most 256.
     """

@@ -4,20 +4,20 @@
 #include "common/mask.h"
 #include "flash_decode/family.h"
 #include "flash_decode/splits.h"
-#include "flash_decode/tile_config.h"
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <random>
 #include <set>
 #include <thread>
 #include <utility>
 #include <vector>
 
 using namespace fa101;
+using flash_decode::KeyRange;
 using flash_decode::KeySplits;
-using flash_decode::Role;
 
 namespace {
 
@@ -42,159 +42,143 @@ Problem decode(int64_t batch, int64_t num_heads, int64_t num_heads_kv, int64_t s
     return p;
 }
 
-int num_splits(const Problem& p) { return flash_decode::num_splits(p, h200()); }
+int num_splits(const Problem& p) { return flash_decode::splits(p, h200()).count; }
 
 }  // namespace
 
-TEST_CASE("splits begin where the one before ends, and grow") {
-    const KeySplits keys = KeySplits::growing(512, false);
-    const std::pair<int, int64_t> begins[] = {{0, 0},       {1, 512},     {32, 16384}, {33, 17408},
-                                              {48, 32768},  {49, 34816},  {64, 65536}, {65, 69632},
-                                              {80, 131072}, {81, 139264}, {96, 262144}};
-    for (const auto& [split, key] : begins) {
-        CAPTURE(split);
-        CHECK(keys.begin(split) == key);
-        CHECK(keys.count(key) == std::max(split, 1));
-        CHECK(keys.count(key + 1) == split + 1);
-    }
-    for (int chunk = 128; chunk <= flash_decode::kMaxChunk; chunk *= 2) {
-        CAPTURE(chunk);
-        const KeySplits splits = KeySplits::growing(chunk, false);
-        for (int split = 0; split < 500; ++split) {
-            const int64_t size = splits.begin(split + 1) - splits.begin(split);
-            CHECK(size >= chunk);
-            CHECK(size <= flash_decode::kMaxChunk);
-            CHECK(size % chunk == 0);
-            CHECK(8 * size <= std::max<int64_t>(splits.begin(split), 8 * chunk));
-        }
-        // Equal ones where the caller gives their number.
-        CHECK(KeySplits{chunk}.begin(100) == 100 * chunk);
-        // When decoding a first chunk of 1024 is in pieces, and the others are the same.
-        const KeySplits pieces = KeySplits::growing(chunk, true);
-        const int more = chunk == 1024 ? 2 : 0;
-        CHECK(pieces.begin(0) == 0);
-        for (int split = 0; split < 500; ++split) {
-            CHECK((pieces.begin(split + 1) - pieces.begin(split)) % flash_decode::kChunkStep == 0);
-            CHECK(pieces.begin(split + 1) > pieces.begin(split));
-            CHECK(pieces.begin(split + 1 + more) == splits.begin(split + 1));
-        }
-    }
-}
-
-TEST_CASE("the split of a key") {
-    for (const KeySplits& keys : {KeySplits::growing(128, true), KeySplits::growing(1024, true),
-                                  KeySplits::growing(8192, false), KeySplits{384}}) {
-        for (int num_splits : {1, 2, 33, 200}) {
-            CAPTURE(keys.chunk);
-            CAPTURE(num_splits);
-            for (int split = 0; split < num_splits; ++split) {
-                CHECK(keys.split_of(keys.begin(split), num_splits) == split);
-                CHECK(keys.split_of(keys.begin(split + 1) - 1, num_splits) == split);
-            }
-            CHECK(keys.split_of(keys.begin(num_splits) + 1, num_splits) == num_splits - 1);
-        }
-    }
-}
-
-TEST_CASE("who merges waits for exactly the parts that are written") {
-    for (const KeySplits& keys : {KeySplits::growing(128, true), KeySplits::growing(1024, true),
-                                  KeySplits::growing(256, false), KeySplits{384}}) {
-        for (int num_splits : {2, 3, 17, 40}) {
-            const int seqlen_k = static_cast<int>(keys.begin(num_splits)) - 5;
-            std::vector<int> borders = {0, seqlen_k};
-            for (int split = 0; split < num_splits; ++split) {
-                for (int away : {-1, 0, 1}) {
-                    borders.push_back(static_cast<int>(keys.begin(split)) + away);
+TEST_CASE("the splits of a tile are its keys, once and in order, equal to within a step") {
+    std::mt19937 random(1);
+    for (int step : {16, 32, 64}) {
+        for (const KeySplits& keys : {KeySplits{}, KeySplits{1000, {}}, KeySplits{7, {}},
+                                      KeySplits{33, Divider::by(256 / step)},
+                                      KeySplits{5, Divider::by(256 / step), 5 * 2048 / step}}) {
+            for (int i = 0; i < 1000; ++i) {
+                const int size = 1 + static_cast<int>(random() % (i % 2 == 0 ? 300 : 100000));
+                const int begin = i % 3 == 0 ? 0 : static_cast<int>(random() % 5000);
+                const KeyRange tile = {begin, begin + size};
+                const int count = keys.count(tile, step), steps = tile.num_steps(step);
+                const KeyRange first = keys_of_split(tile, 0, count, step);
+                const KeyRange last = keys_of_split(tile, count - 1, count, step);
+                bool fits = first.begin == tile.begin && last.end == tile.end;
+                for (int split = 0; split < count; ++split) {
+                    const KeyRange here = keys_of_split(tile, split, count, step);
+                    const KeyRange next = keys_of_split(tile, split + 1, count, step);
+                    const int here_steps = here.num_steps(step);
+                    fits = fits && !here.is_empty() && here_steps >= steps / count &&
+                           here_steps <= ceil_div(steps, count);
+                    if (split + 1 == count) break;
+                    fits = fits && here.end == next.begin && next.begin % step == 0;
                 }
-            }
-            for (int begin : borders) {
-                for (int end : borders) {
-                    if (begin < 0 || end < 0 || begin > seqlen_k || end > seqlen_k) continue;
-                    const flash_decode::KeyRange tile_keys = {begin, end};
-                    const auto parts = flash_decode::parts_of(keys, num_splits, tile_keys);
-                    int whole = 0;
-                    bool agree = true;
-                    for (int split = 0; split < num_splits; ++split) {
-                        const flash_decode::KeyRange split_keys = {
-                            std::max(begin, static_cast<int>(keys.begin(split))),
-                            std::min(end, static_cast<int>(keys.begin(split + 1)))};
-                        const Role role = flash_decode::role_of(split, split_keys, tile_keys);
-                        const bool is_awaited =
-                            !parts.is_empty() && parts.first <= split && split <= parts.last;
-                        agree = agree && is_awaited == (role == Role::kPart);
-                        if (role == Role::kWholeResult) ++whole;
-                    }
-                    CAPTURE(begin);
-                    CAPTURE(end);
-                    CHECK(agree);
-                    CHECK(whole == (parts.is_empty() ? 1 : 0));
+                for (int more : {0, 1, 30}) {  // who merges waits for none of these
+                    fits = fits && keys_of_split(tile, count + more, count, step).is_empty();
                 }
+                CAPTURE(step);
+                CAPTURE(keys.per_wave);
+                CAPTURE(tile.begin);
+                CAPTURE(tile.end);
+                CHECK(fits);
+            }
+            for (const KeyRange none : {KeyRange{0, 0}, {77, 77}, {100, 3}}) {
+                CHECK(keys.count(none, step) == 1);  // which writes zeros
+                CHECK(keys_of_split(none, 0, 1, step).is_empty());
+                CHECK(keys_of_split(none, 1, 1, step).is_empty());
             }
         }
     }
 }
 
-TEST_CASE("the keys of a split do not depend on how many keys there are") {
+TEST_CASE("how many splits") {
+    const KeySplits one_wave = {33, Divider::by(16)};
+    const KeySplits waves = {16, Divider::by(16), 16 * 2048 / 16};
+    const auto count = [](const KeySplits& keys, int seqlen_k) {
+        return keys.count({0, seqlen_k}, 16);
+    };
+    for (const KeySplits& keys : {one_wave, waves}) {
+        CHECK(count(keys, 1) == 1);
+        CHECK(count(keys, 496) == 1);
+        CHECK(count(keys, 512) == 2);
+        CHECK(count(keys, 4095) == 16);
+    }
+    CHECK(count(one_wave, 8192) == 32);
+    CHECK(count(one_wave, 8448) == 33);
+    CHECK(count(one_wave, 1 << 30) == 33);
+    CHECK(count(waves, 32768) == 16);
+    CHECK(count(waves, 32769) == 32);
+    CHECK(count(waves, 100000) == 64);
+    CHECK(one_wave.count({8, 16 * 16 + 8}, 16) == 1);  // 17 steps
+    CHECK(one_wave.count({65536, 65536 + 512}, 16) == 2);
+}
+
+TEST_CASE("splits depend on a tile's own keys, not on the capacity or on other lengths") {
     for (DType dtype : {DType::kBFloat16, DType::kFloat32}) {
-        for (const auto& [batch, num_heads_kv] : {std::pair{1, 8}, {3, 8}, {16, 32}, {64, 8}}) {
-            CAPTURE(batch);
-            CAPTURE(num_heads_kv);
-            const auto problem = [&, batch = batch, num_heads_kv = num_heads_kv](int64_t seqlen_k) {
-                return decode(batch, 32, num_heads_kv, seqlen_k, 128, dtype);
-            };
-            int chunk = flash_decode::kMaxChunk;
-            while (KeySplits::growing(chunk, true).count(1 << 22) < num_splits(problem(1 << 22))) {
-                chunk /= 2;
-            }
-            CHECK(chunk >= flash_decode::kMinChunk);
-            for (int64_t seqlen_k : {0, 1, 255, 256, 257, 4096, 8192, 8193, 100000, 1 << 20}) {
-                CAPTURE(seqlen_k);
-                Problem p = problem(seqlen_k);
-                const KeySplits keys = KeySplits::growing(chunk, true);
-                const int splits = keys.count(seqlen_k);
-                CHECK(num_splits(p) == splits);
-                p.has_seqlens_k = true;
-                CHECK(num_splits(p) == splits);
-                Plan plan;
-                plan.num_splits = splits;
-                if (splits == 1) continue;
-                const KeySplits told = flash_decode::key_splits(plan, p);
-                for (int split = 0; split < splits; ++split) {
-                    CHECK(told.begin(split) == keys.begin(split));
+        for (int64_t asked : {0, 1, 3, 100}) {
+            for (const auto& [batch, heads] : {std::pair{1, 8}, {1, 1}, {3, 8}, {5, 30}, {64, 8}}) {
+                const auto keys_of = [&, batch = batch, heads = heads](int64_t capacity) {
+                    Problem p = decode(batch, 4 * heads, heads, capacity, 128, dtype);
+                    p.num_splits = asked;
+                    p.has_seqlens_k = true;
+                    Plan plan = fa101::plan(p, h200(), "fa2_cute", "split_kv");
+                    const KeySplits keys = flash_decode::make_partials(plan, p, 16, nullptr).keys;
+                    CHECK(keys.count({0, static_cast<int>(capacity)}, 16) == plan.num_splits);
+                    return keys;
+                };
+                const KeySplits large = keys_of(1 << 22);
+                for (int capacity : {1, 255, 512, 5000, 8192, 40000, 100000, 1 << 20}) {
+                    const KeySplits keys = keys_of(capacity);
+                    bool same = true;
+                    for (int begin = 0; begin < capacity; begin += capacity / 7 + 1) {
+                        for (int end = begin; end <= capacity; end += capacity / 100 + 1) {
+                            same = same &&
+                                   keys.count({begin, end}, 16) == large.count({begin, end}, 16);
+                        }
+                    }
+                    CAPTURE(asked);
+                    CAPTURE(batch);
+                    CAPTURE(heads);
+                    CAPTURE(capacity);
+                    CHECK(same);
                 }
-                CHECK(told.begin(splits) >= seqlen_k);
             }
         }
     }
 }
 
-TEST_CASE("a small batch fills the GPU, a large one has nothing to merge") {
-    CHECK(num_splits(decode(1, 32, 8, 8192)) == 32);  // 256 blocks, two a multiprocessor
-    CHECK(num_splits(decode(4, 32, 8, 8192)) == 10);
+TEST_CASE("one sequence is one wave of blocks, a large batch has nothing to merge") {
+    CHECK(num_splits(decode(1, 32, 8, 8192)) == 32);  // not less than 256 keys
+    for (int64_t seqlen_k : {8448, 65536, 131072, 1 << 20}) {
+        CHECK(num_splits(decode(1, 32, 8, seqlen_k)) == 33);  // 264 blocks, two a multiprocessor
+        CHECK(num_splits(decode(1, 8, 8, seqlen_k, 128, DType::kFloat32)) == 33);
+    }
+    CHECK(num_splits(decode(1, 32, 1, 1 << 20)) == 2 * 132);
+    CHECK(num_splits(decode(4, 32, 8, 8192)) == 8);
     CHECK(num_splits(decode(8, 32, 8, 8192)) == 4);
+    CHECK(num_splits(decode(8, 32, 8, 65536)) == 32);  // pieces of 2048: others may be short
     CHECK(num_splits(decode(64, 32, 8, 8192)) == 1);
+    CHECK(num_splits(decode(64, 32, 8, 65536)) == 8);
     CHECK(num_splits(decode(16, 32, 32, 4096)) == 1);
     CHECK(num_splits(decode(0, 32, 8, 8192)) == 1);
     CHECK(num_splits(decode(1, 32, 8, 0)) == 1);
-    CHECK(num_splits(decode(1, 8, 8, 8192, 128, DType::kFloat32)) == 32);
 }
 
-TEST_CASE("as many splits as asked for, of whole steps") {
-    for (int64_t seqlen_k : {1, 128, 129, 1000, 8192, 100000}) {
-        for (int64_t asked : {1, 2, 3, 7, 64, 1000}) {
+TEST_CASE("where one wave would be half empty, several are") {
+    CHECK(num_splits(decode(150, 4, 1, 8192)) == 7);  // 1050 blocks for 4 * 264 slots
+    CHECK(num_splits(decode(100, 4, 1, 8192)) == 5);
+    CHECK(num_splits(decode(260, 4, 1, 8192)) == 1);
+}
+
+TEST_CASE("as many splits as asked for, or as steps") {
+    for (int64_t seqlen_k : {1, 16, 17, 1000, 8192, 100000}) {
+        for (int64_t asked :
+             {int64_t{1}, int64_t{2}, int64_t{7}, int64_t{1000}, int64_t{1} << 40}) {
             Problem p = decode(1, 32, 8, seqlen_k);
             p.num_splits = asked;
-            const int splits = num_splits(p);
             CAPTURE(seqlen_k);
             CAPTURE(asked);
-            CHECK(splits <= asked);
-            CHECK(splits <= ceil_div<int64_t>(seqlen_k, flash_decode::kChunkStep));
-            if (seqlen_k == asked * flash_decode::kChunkStep) CHECK(splits == asked);
+            CHECK(num_splits(p) == std::min<int64_t>(asked, ceil_div<int64_t>(seqlen_k, 16)));
+            p.seqlen_q = 5;  // steps of 64
+            CHECK(num_splits(p) == std::min<int64_t>(asked, ceil_div<int64_t>(seqlen_k, 64)));
         }
     }
-    Problem p = decode(1, 32, 8, 8192);
-    p.num_splits = 7;  // of 1280 keys, not 1170.3
-    CHECK(num_splits(p) == 7);
 }
 
 TEST_CASE("the tile follows the rows of a group") {
@@ -226,7 +210,7 @@ TEST_CASE("every tile fits into the shared memory of the smallest GPU") {
 }
 
 TEST_CASE("the workspace holds lse, O and a flag of every part") {
-    Problem p = decode(1, 32, 8, 8192 + 1, 127);
+    Problem p = decode(1, 32, 8, 8448, 127);
     const Plan plan = fa101::plan(p, h200(), "fa2_cute", "split_kv");
     CHECK(plan.num_splits == 33);
     CHECK(plan.workspace_bytes == 32 * 33 * (4 + 4 * 128 + 8));
@@ -238,7 +222,7 @@ TEST_CASE("the workspace holds lse, O and a flag of every part") {
 }
 
 TEST_CASE("a block merges one row where they are few, else one a warp") {
-    for (const auto& [rows, expected] : {std::pair{1, 1}, {8, 1}, {9, 4}, {4096, 4}}) {
+    for (const auto& [rows, expected] : {std::pair{1, 1}, {64, 1}, {65, 4}, {4096, 4}}) {
         const Problem p = decode(1, rows, 1, 8192);
         Plan plan;
         plan.tile = flash_decode::tile(p, h200());

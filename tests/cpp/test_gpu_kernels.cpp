@@ -1424,7 +1424,7 @@ TEST_CASE("parts and flags: every number of splits, every tile") {
                          static_cast<uint64_t>(num_splits));
         a.seqlens_k = ints({2}, {5120, 128 * num_splits - 5});
         check(a, options, 3);
-        options.window_left = 1500;  // the first parts are not there
+        options.window_left = 1500;  // which begins inside of a step
         check(std::move(a), options);
     }
 }

@@ -60,8 +60,8 @@ struct Options {
     const TensorView *k_descale = nullptr, *v_descale = nullptr;
     const char *k_name = "k", *v_name = "v";  // what errors call them
 
-    // Parts that split_kv cuts the keys into; 0: as it sees fit. It cuts at multiples of 128 keys,
-    // so there are fewer where seqlen_k is short, and bits depend on seqlen_k.
+    // Parts that split_kv cuts the keys of a tile of queries into; 0: as it sees fit. There are
+    // fewer where there are fewer steps of its kernel, 16 to 64 keys.
     int64_t num_splits = 0;
 
     Layout layout = Layout::kBHSD;

@@ -139,7 +139,7 @@ def fa101_splits(num_splits: int | str) -> Contender:
         out = torch.full_like(q, float("nan"))
         count = num_splits
         if isinstance(count, int) and 128 * count > case.seqlen_k:
-            raise UnfitError("a split has at least 128 keys")
+            raise UnfitError("fewer than 128 keys a split")
         try:
             if count == "auto":
                 count = fa101.plan(q, k, v, strategy="split_kv").num_splits
