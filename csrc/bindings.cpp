@@ -32,11 +32,21 @@ namespace {
 
 // DLPack's C exchange API (dmlc/dlpack, dlpack.h 1.3), as far as it is used here. A type that has
 // it offers these functions in a capsule; borrowing a tensor costs a tenth of calling __dlpack__.
+struct ManagedTensor {
+    uint32_t major, minor;
+    void* context;
+    void (*release)(ManagedTensor* self);
+    uint64_t flags;
+    nb::dlpack::dltensor tensor;
+};
 struct ExchangeApi {
     uint32_t major, minor;
     const ExchangeApi* previous;  // for consumers of an older major version
-    void *allocate, *export_object, *import_object;
+    int (*allocate)(nb::dlpack::dltensor* like, ManagedTensor** made, void* context,
+                    void (*set_error)(void* context, const char* kind, const char* message));
+    void *export_object, *import_object;
     int (*borrow)(void* object, nb::dlpack::dltensor* tensor);
+    int (*current_stream)(int32_t device_type, int32_t device_id, void** stream);
 };
 
 const ExchangeApi* find_exchange_api(nb::handle type) {
@@ -210,51 +220,6 @@ TensorView cache_view_of(const Array& array, const char* name, const char* desca
     return view_of(array, name, kFloat8E4M3);
 }
 
-// Whether each array is of one of `types` and has the C exchange API, and is, as it stands, dense
-// in memory (no lazy negation, nothing sparse or nested), in a dtype that `fits`, with a contiguous
-// last axis. False says nothing: who asks then looks closer.
-template <class Fits>
-bool are_plain(nb::handle types, const nb::args& arrays, const Fits& fits) {
-    static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
-    for (const nb::handle array : arrays) {
-        if (PySet_Contains(types.ptr(), array.type().ptr()) != 1) return false;
-        const ExchangeApi* api = exchange_api(array);
-        if (api == nullptr) return false;
-        nb::dlpack::dltensor t;
-        if (api->borrow(array.ptr(), &t) != 0) {
-            PyErr_Clear();
-            return false;
-        }
-        if (!fits(t.dtype) || t.ndim < 1 || t.strides == nullptr) return false;
-        if (t.strides[t.ndim - 1] != 1 && t.shape[t.ndim - 1] != 1) return false;
-        if (nb::cast<bool>(array.attr(nb::handle(is_neg))())) return false;
-    }
-    return true;
-}
-
-bool is_float(nb::dlpack::dtype dtype) {
-    using Code = nb::dlpack::dtype_code;
-    const bool is_float = dtype.code == static_cast<uint8_t>(Code::Float);
-    const bool is_bfloat = dtype.code == static_cast<uint8_t>(Code::Bfloat);
-    return dtype.lanes == 1 && ((is_float && (dtype.bits == 32 || dtype.bits == 16)) ||
-                                (is_bfloat && dtype.bits == 16));
-}
-
-bool are_plain_floats(nb::handle types, const nb::args& arrays) {
-    return are_plain(types, arrays, is_float);
-}
-
-bool are_plain_caches(nb::handle types, const nb::args& arrays) {
-    return are_plain(types, arrays, [](nb::dlpack::dtype dtype) {
-        return is_float(dtype) || dtype == kFloat8E4M3 || dtype == nb::dtype<uint8_t>();
-    });
-}
-
-bool are_plain_int32s(nb::handle types, const nb::args& arrays) {
-    return are_plain(types, arrays,
-                     [](nb::dlpack::dtype dtype) { return dtype == nb::dtype<int32_t>(); });
-}
-
 // ---- options ------------------------------------------------------------------------------------
 
 template <class Enum>
@@ -415,30 +380,52 @@ struct CachedCall {
     }
 };
 
-// What make(*arguments) gave before for arguments equal in value and type (1 is equal to True),
-// from `kept`, or gives now. Like functools.lru_cache, but torch.compile, which looks into that and
-// warns, leaves compiled functions alone.
+// What make(*arguments) gave before, from `kept`, or gives now: for arguments equal in value and in
+// type (1 is equal to True), in a tuple's items too. Like functools.lru_cache, but torch.compile,
+// which looks into that and warns, leaves compiled functions alone.
 nb::object remember(nb::dict kept, nb::handle make, const nb::args& arguments) {
     constexpr size_t kMost = 256;
+    // A call in a loop has the very same arguments; hashing them takes three times as long.
+    struct Recent {
+        nb::object kept, arguments, answer;
+    };
+    static std::array<Recent, 4>& recent = *new std::array<Recent, 4>;  // Python is gone by exit
+    static size_t oldest = 0;
     const size_t n = arguments.size();
-    const nb::object key = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(2 * n)));
-    for (size_t i = 0; i < n; ++i) {
-        const nb::handle argument = arguments[i];
-        PyTuple_SetItem(key.ptr(), static_cast<Py_ssize_t>(i), argument.inc_ref().ptr());
-        PyTuple_SetItem(key.ptr(), static_cast<Py_ssize_t>(n + i),
-                        nb::handle(argument.type()).inc_ref().ptr());
+    const auto are_these = [&](const Recent& r) {
+        if (!r.kept.is(kept) ||
+            PyTuple_GET_SIZE(r.arguments.ptr()) != PyTuple_GET_SIZE(arguments.ptr()))
+            return false;
+        for (size_t i = 0; i < n; ++i) {
+            const auto at = static_cast<Py_ssize_t>(i);
+            if (PyTuple_GET_ITEM(r.arguments.ptr(), at) != PyTuple_GET_ITEM(arguments.ptr(), at))
+                return false;
+        }
+        return true;
+    };
+    for (const Recent& r : recent) {
+        if (are_these(r)) return r.answer;
     }
-    if (PyObject* const found = PyDict_GetItemWithError(kept.ptr(), key.ptr())) {
-        return nb::borrow(found);
+
+    nb::list key;
+    for (const nb::handle argument : arguments) {
+        key.append(argument);
+        key.append(argument.type());
+        if (!PyTuple_Check(argument.ptr())) continue;
+        for (const nb::handle item : nb::borrow<nb::tuple>(argument)) key.append(item.type());
     }
+    const nb::tuple hashed(key);
+    nb::object answer = nb::borrow(PyDict_GetItemWithError(kept.ptr(), hashed.ptr()));
     const bool is_hashable = PyErr_Occurred() == nullptr;
     PyErr_Clear();
-    nb::object made = make(*arguments);
+    if (!answer.is_valid()) answer = make(*arguments);
     if (is_hashable) {
         if (kept.size() >= kMost) kept.clear();
-        kept[key] = made;
+        kept[hashed] = answer;
+        recent[oldest] = {kept, arguments, answer};
+        oldest = (oldest + 1) % recent.size();
     }
-    return made;
+    return answer;
 }
 
 // ---- functions ----------------------------------------------------------------------------------
@@ -473,37 +460,66 @@ std::shared_ptr<const Plan> plan_again(const Problem& problem, Device device, in
     return made;
 }
 
+// Workspace from allocate(bytes) of Python's. It is given back after the launch, which is not too
+// early: allocators work in the stream's order.
+class PythonAllocator {
+  public:
+    explicit PythonAllocator(nb::handle allocate) : allocate_(allocate) {}
+
+    void* operator()(int64_t bytes) {
+        if (allocate_.is_none()) return nullptr;
+        const nb::gil_scoped_acquire gil;
+        memory_ = allocate_(bytes);
+        array_.emplace(memory_, "workspace", Access::kWrite);
+        return array_->data();
+    }
+
+  private:
+    nb::handle allocate_;
+    nb::object memory_;
+    std::optional<Array> array_;
+};
+
 constexpr uintptr_t kWorkspaceAlignment = 256;
 
 // Plans, finds workspace, calls before_run and runs; without the GIL.
-template <class BeforeRun>
-void plan_and_run(const Params& params, Device device, const Asked& asked, uintptr_t stream,
-                  nb::handle allocate, int num_threads, const BeforeRun& before_run) {
+template <class Allocator, class BeforeRun>
+void plan_and_run(const Params& params, Device device, const Asked& asked, Stream stream,
+                  Allocator& allocate, int num_threads, const BeforeRun& before_run) {
     const Problem& problem = params.problem;
-    // Given back after the launch, which is not too early: allocators work in the stream's order.
-    nb::object memory;
-    std::optional<Array> memory_array;
-
     const nb::gil_scoped_release nogil;
     const std::shared_ptr<const Plan> plan = plan_again(problem, device, num_threads, asked);
     void* workspace = nullptr;
-    if (plan->workspace_bytes > 0 && !problem.is_empty() && !allocate.is_none()) {
-        const nb::gil_scoped_acquire gil;
-        memory = allocate(plan->workspace_bytes + static_cast<int64_t>(kWorkspaceAlignment) - 1);
-        memory_array.emplace(memory, "workspace", Access::kWrite);
-        const uintptr_t address = reinterpret_cast<uintptr_t>(memory_array->data());
+    if (plan->workspace_bytes > 0 && !problem.is_empty()) {
+        const uintptr_t address = reinterpret_cast<uintptr_t>(
+            allocate(plan->workspace_bytes + static_cast<int64_t>(kWorkspaceAlignment) - 1));
         workspace = reinterpret_cast<void*>((address + kWorkspaceAlignment - 1) &
                                             ~(kWorkspaceAlignment - 1));
     }
     before_run();
-    run(*plan, problem, params.tensors, workspace, reinterpret_cast<Stream>(stream));
+    run(*plan, problem, params.tensors, workspace, stream);
+}
+
+template <class Allocator>
+void run_call(const Call& call, const Asked& asked, Stream stream, Allocator& allocate,
+              int num_threads) {
+    plan_and_run(call.params, call.device, asked, stream, allocate, num_threads, [] {});
+}
+
+template <class Allocator>
+void run_call(const CachedCall& call, const Asked& asked, Stream stream, Allocator& allocate,
+              int num_threads) {
+    plan_and_run(call.params, call.device, asked, stream, allocate, num_threads, [&] {
+        if (call.new_keys) append(*call.new_keys, stream);
+    });
 }
 
 void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse,
              nb::handle bias, nb::handle mask, nb::handle seqlens_k, const Asked& asked,
              uintptr_t stream, nb::handle allocate, int num_threads) {
+    PythonAllocator allocator(allocate);
     const Call call(q, k, v, out, lse, bias, mask, seqlens_k, asked);
-    plan_and_run(call.params, call.device, asked, stream, allocate, num_threads, [] {});
+    run_call(call, asked, reinterpret_cast<Stream>(stream), allocator, num_threads);
 }
 
 void forward_with_kvcache(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::handle out,
@@ -512,12 +528,233 @@ void forward_with_kvcache(nb::handle q, nb::handle k_cache, nb::handle v_cache, 
                           nb::handle cos, nb::handle sin, nb::handle q_rotated, bool interleaved,
                           const Asked& asked, uintptr_t stream, nb::handle allocate,
                           int num_threads) {
+    PythonAllocator allocator(allocate);
     const CachedCall call(q, k_cache, v_cache, out, lse, k, v, seqlens_k, page_table, k_descale,
                           v_descale, cos, sin, q_rotated, interleaved, asked);
-    plan_and_run(call.params, call.device, asked, stream, allocate, num_threads, [&] {
-        if (call.new_keys) append(*call.new_keys, reinterpret_cast<Stream>(stream));
-    });
+    run_call(call, asked, reinterpret_cast<Stream>(stream), allocator, num_threads);
 }
+
+// ---- torch's short way --------------------------------------------------------------------------
+
+bool is_float(nb::dlpack::dtype dtype) {
+    using Code = nb::dlpack::dtype_code;
+    const bool is_float = dtype.code == static_cast<uint8_t>(Code::Float);
+    const bool is_bfloat = dtype.code == static_cast<uint8_t>(Code::Bfloat);
+    return dtype.lanes == 1 && ((is_float && (dtype.bits == 32 || dtype.bits == 16)) ||
+                                (is_bfloat && dtype.bits == 16));
+}
+bool is_cache(nb::dlpack::dtype dtype) {
+    return is_float(dtype) || dtype == kFloat8E4M3 || dtype == nb::dtype<uint8_t>();
+}
+bool is_int32(nb::dlpack::dtype dtype) { return dtype == nb::dtype<int32_t>(); }
+bool is_bool(nb::dlpack::dtype dtype) { return dtype == nb::dtype<bool>(); }
+
+// Whether the elements fill their memory, the axes in whatever order.
+bool is_dense(const nb::dlpack::dltensor& t) {
+    int64_t size = 1, inner = 1, before = 0;  // of all axes, and of those found from inside out
+    for (int i = 0; i < t.ndim; ++i) size *= t.shape[i];
+    while (inner != before) {
+        before = inner;
+        for (int i = 0; i < t.ndim; ++i) {
+            if (t.shape[i] > 1 && t.strides[i] == inner) inner *= t.shape[i];
+        }
+    }
+    return inner == size;
+}
+
+// Workspace of torch's own allocator, without Python. Where that fails, the long way words why.
+class TorchAllocator {
+  public:
+    TorchAllocator(const ExchangeApi& api, nb::dlpack::device device, nb::handle python_allocator,
+                   nb::handle q)
+        : api_(api), device_(device), python_allocator_(python_allocator), q_(q) {}
+    TorchAllocator(const TorchAllocator&) = delete;
+    TorchAllocator& operator=(const TorchAllocator&) = delete;
+    ~TorchAllocator() {
+        if (memory_ != nullptr) memory_->release(memory_);
+    }
+
+    void* operator()(int64_t bytes) {
+        nb::dlpack::dltensor like{};
+        like.device = device_;
+        like.ndim = 1;
+        like.dtype = nb::dtype<uint8_t>();
+        like.shape = &bytes;
+        const auto ignore = [](void*, const char*, const char*) {};
+        if (api_.allocate(&like, &memory_, nullptr, ignore) == 0) {
+            return static_cast<char*>(memory_->tensor.data) + memory_->tensor.byte_offset;
+        }
+        const nb::gil_scoped_acquire gil;
+        PyErr_Clear();
+        allocate_ = python_allocator_(q_);
+        return fallback_.emplace(allocate_)(bytes);
+    }
+
+  private:
+    const ExchangeApi& api_;
+    nb::dlpack::device device_;
+    nb::handle python_allocator_, q_;
+    ManagedTensor* memory_ = nullptr;
+    nb::object allocate_;
+    std::optional<PythonAllocator> fallback_;
+};
+
+// Whole calls of plain torch tensors, with nothing of torch's underway that could make them
+// stand-ins for others: nearly all calls. Anything else gives None; Python then goes the long way
+// (_frameworks.py), which knows what to do or how to word the error.
+class TorchCalls {
+  public:
+    explicit TorchCalls(nb::handle framework)
+        : plain_types_(framework.attr("_plain")),
+          is_tracing_(framework.attr("_is_tracing")),
+          transforms_(framework.attr("_transforms")),
+          len_modes_(framework.attr("_len_modes")),
+          forward_ad_(framework.attr("_forward_ad")),
+          is_autocast_(framework.attr("_is_autocast")),
+          empty_like_(framework.attr("_torch").attr("empty_like")),
+          empty_out_(framework.attr("empty_out")),
+          empty_lse_(framework.attr("empty_lse")),
+          full_int32_(framework.attr("full_int32")),
+          written_(framework.attr("written")),
+          allocator_(framework.attr("allocator")),
+          num_threads_(framework.attr("num_threads")) {}
+
+    nb::object attention(nb::handle q, nb::handle k, nb::handle v, nb::handle bias, nb::handle mask,
+                         nb::handle seqlens_k, nb::handle out, bool return_lse, nb::handle layout,
+                         const Asked& asked) const {
+        nb::dlpack::dltensor tq, tv;
+        if (!is_plain(q, is_float, &tq) || !is_plain(k, is_float) || !is_plain(v, is_float, &tv) ||
+            !is_plain_or_none(bias, is_float) || !is_plain_or_none(mask, is_bool) ||
+            !is_plain_or_none(seqlens_k, is_int32) || !is_plain_or_none(out, is_float) ||
+            is_transformed(tq)) {
+            return nb::none();
+        }
+        const nb::object target = out.is_none() ? empty_out(q, tq, v, tv) : nb::borrow(out);
+        const nb::object lse = return_lse ? empty_lse_(q, layout) : nb::none();
+        run_here(Call(q, k, v, target, lse, bias, mask, seqlens_k, asked), q, tq, asked);
+        return answer(target, lse, out);
+    }
+
+    nb::object attention_with_kvcache(nb::handle q, nb::handle k_cache, nb::handle v_cache,
+                                      nb::handle k, nb::handle v, nb::handle seqlens_k,
+                                      nb::handle page_table, nb::handle k_descale,
+                                      nb::handle v_descale, nb::handle cos, nb::handle sin,
+                                      bool interleaved, nb::handle out, bool return_lse,
+                                      nb::handle layout, const Asked& asked) const {
+        std::optional<int32_t> length;
+        if (PyLong_CheckExact(seqlens_k.ptr()) && !nb::try_cast(seqlens_k, length))
+            return nb::none();
+        nb::dlpack::dltensor tq, tv;
+        if (!is_plain(q, is_float, &tq) || !is_plain(k_cache, is_cache) ||
+            !is_plain(v_cache, is_cache, &tv) || !is_plain_or_none(k, is_float) ||
+            !is_plain_or_none(v, is_float) || (!length && !is_plain_or_none(seqlens_k, is_int32)) ||
+            !is_plain_or_none(page_table, is_int32) || !is_plain_or_none(k_descale, is_float) ||
+            !is_plain_or_none(v_descale, is_float) || !is_plain_or_none(cos, is_float) ||
+            !is_plain_or_none(sin, is_float) || !is_plain_or_none(out, is_float) ||
+            is_transformed(tq)) {
+            return nb::none();
+        }
+        const nb::object target = out.is_none() ? empty_out(q, tq, v_cache, tv) : nb::borrow(out);
+        const nb::object lse = return_lse ? empty_lse_(q, layout) : nb::none();
+        const nb::object q_rotated = cos.is_none() ? nb::none() : empty_out(q, tq, q, tq);
+        const nb::object lengths =
+            length ? full_int32_(*length, tq.shape[0], q) : nb::borrow(seqlens_k);
+        const CachedCall call(q, k_cache, v_cache, target, lse, k, v, lengths, page_table,
+                              k_descale, v_descale, cos, sin, q_rotated, interleaved, asked);
+        if (!has_room(call, length)) return nb::none();
+        run_here(call, q, tq, asked);
+        if (!k.is_none()) {
+            written_(k_cache);
+            written_(v_cache);
+        }
+        return answer(target, lse, out);
+    }
+
+  private:
+    // Whether it is of a plain type and has the C exchange API, and is, as it stands, dense in
+    // memory (no lazy negation, nothing sparse or nested), in a dtype that `fits`, with a
+    // contiguous last axis.
+    template <class Fits>
+    bool is_plain(nb::handle array, const Fits& fits,
+                  nb::dlpack::dltensor* borrowed = nullptr) const {
+        static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
+        if (PySet_Contains(plain_types_.ptr(), array.type().ptr()) != 1) return false;
+        const ExchangeApi* api = exchange_api(array);
+        if (api == nullptr) return false;
+        nb::dlpack::dltensor t;
+        if (api->borrow(array.ptr(), &t) != 0) {
+            PyErr_Clear();
+            return false;
+        }
+        if (borrowed != nullptr) *borrowed = t;
+        if (!fits(t.dtype) || t.ndim < 1 || t.strides == nullptr) return false;
+        if (t.strides[t.ndim - 1] != 1 && t.shape[t.ndim - 1] != 1) return false;
+        return nb::handle(array.attr(nb::handle(is_neg))()).is(nb::handle(Py_False));
+    }
+    template <class Fits>
+    bool is_plain_or_none(nb::handle array, const Fits& fits,
+                          nb::dlpack::dltensor* borrowed = nullptr) const {
+        return array.is_none() || is_plain(array, fits, borrowed);
+    }
+
+    // Whether something runs that an array could be a stand-in for, or that casts arrays.
+    bool is_transformed(const nb::dlpack::dltensor& q) const {
+        static PyObject* const level = PyUnicode_InternFromString("_current_level");
+        static PyObject* const cuda = PyUnicode_InternFromString("cuda");
+        static PyObject* const cpu = PyUnicode_InternFromString("cpu");
+        const bool is_cuda = q.device.device_type == nb::device::cuda::value;
+        return nb::cast<bool>(is_tracing_()) || !transforms_().is_none() ||
+               nb::cast<int>(len_modes_()) > 0 ||
+               nb::cast<int>(forward_ad_.attr(nb::handle(level))) >= 0 ||
+               nb::cast<bool>(is_autocast_(nb::handle(is_cuda ? cuda : cpu)));
+    }
+
+    // empty_like gives what empty_out of Python's does, in a third of the time, where q is dense.
+    nb::object empty_out(nb::handle q, const nb::dlpack::dltensor& tq, nb::handle v,
+                         const nb::dlpack::dltensor& tv) const {
+        const bool is_like_q = tq.shape[tq.ndim - 1] == tv.shape[tv.ndim - 1] && is_dense(tq);
+        return is_like_q ? empty_like_(q) : empty_out_(q, v);
+    }
+
+    // Whether the lengths that the host can read leave room for the new keys.
+    static bool has_room(const CachedCall& call, std::optional<int32_t> length) {
+        const Problem& problem = call.params.problem;
+        const Tensors& t = call.params.tensors;
+        const int64_t room = problem.seqlen_k - problem.seqlen_new;
+        const auto fits = [room](int64_t n) { return 0 <= n && n <= room; };
+        if (length) return fits(*length);
+        if (call.device.type != DeviceType::kCpu || !problem.has_seqlens_k) return true;
+        for (int64_t b = 0; b < problem.batch; ++b) {
+            if (!fits(t.seqlens_k_ptr[b * t.seqlens_k_stride])) return false;
+        }
+        return true;
+    }
+
+    template <class AnyCall>
+    void run_here(const AnyCall& call, nb::handle q, const nb::dlpack::dltensor& tq,
+                  const Asked& asked) const {
+        const ExchangeApi& api = *exchange_api(q);
+        TorchAllocator allocator(api, tq.device, allocator_, q);
+        if (call.device.type == DeviceType::kCpu) {
+            return run_call(call, asked, nullptr, allocator, nb::cast<int>(num_threads_()));
+        }
+        Stream stream = nullptr;
+        if (api.current_stream(tq.device.device_type, tq.device.device_id, &stream) != 0) {
+            throw nb::python_error();
+        }
+        run_call(call, asked, stream, allocator, 0);
+    }
+
+    nb::object answer(const nb::object& target, const nb::object& lse, nb::handle out) const {
+        if (!out.is_none()) written_(out);
+        return lse.is_none() ? target : nb::object(nb::make_tuple(target, lse));
+    }
+
+    nb::object plain_types_, is_tracing_, transforms_, len_modes_, forward_ad_, is_autocast_,
+        empty_like_, empty_out_, empty_lse_, full_int32_, written_, allocator_, num_threads_;
+};
+
+// ---- plans and facts ----------------------------------------------------------------------------
 
 struct Explained {
     Plan plan;
@@ -730,11 +967,18 @@ NB_MODULE(_fa101, m) {
 
     m.def("remember", &remember, "kept"_a, "make"_a, "arguments"_a,
           "make(*arguments), or what it gave before.");
-    m.def("are_plain_floats", &are_plain_floats, "types"_a, "arrays"_a,
-          "Whether all are of one of the types, and ready to be computed with as they are.");
-    m.def("are_plain_caches", &are_plain_caches, "types"_a, "arrays"_a,
-          "The same of caches, which may be in fp8.");
-    m.def("are_plain_int32s", &are_plain_int32s, "types"_a, "arrays"_a, "The same of int32.");
+
+    nb::class_<TorchCalls>(m, "TorchCalls", "Calls of plain torch tensors; None for others.")
+        .def(nb::init<nb::handle>(), "framework"_a)
+        .def("attention", &TorchCalls::attention, "q"_a, "k"_a.none(), "v"_a.none(),
+             "bias"_a.none(), "mask"_a.none(), "seqlens_k"_a.none(), "out"_a.none(), "return_lse"_a,
+             "layout"_a, "options"_a)
+        .def("attention_with_kvcache", &TorchCalls::attention_with_kvcache, "q"_a,
+             "k_cache"_a.none(), "v_cache"_a.none(), "k"_a.none(), "v"_a.none(),
+             "seqlens_k"_a.none(), "page_table"_a.none(), "k_descale"_a.none(),
+             "v_descale"_a.none(), "cos"_a.none(), "sin"_a.none(), "interleaved"_a, "out"_a.none(),
+             "return_lse"_a, "layout"_a, "options"_a);
+
     m.def("forward", &forward, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a.none(), "bias"_a.none(),
           "mask"_a.none(), "seqlens_k"_a.none(), "options"_a, "stream"_a, "allocate"_a.none(),
           "num_threads"_a,

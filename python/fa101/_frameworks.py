@@ -159,6 +159,14 @@ class Framework(ABC):
         """The same of several, some of which may be None."""
         return tuple(None if x is None else self.argument(x) for x in arrays)
 
+    def short_way(self, *arguments: Any) -> Any:
+        """The answer to a whole call of flash_attention, or None: the long way has it."""
+        return None
+
+    def short_way_with_kvcache(self, *arguments: Any) -> Any:
+        """The same of flash_attention_with_kvcache."""
+        return None
+
     def result(self, x: Any, q: Any) -> Any:
         """What the user gets for x, which is from empty_out or empty_lse."""
         return x
@@ -181,28 +189,15 @@ class Torch(Framework):
         self._torch = torch
         self._plain = {torch.Tensor, torch.nn.Parameter}
         self._dtypes = {torch.float32, torch.float16, torch.bfloat16}
-        # What looks at an optional array in one go; of the others autocast may change the dtype.
-        self._extras_plain = {
-            "seqlens_k": _fa101.are_plain_int32s,
-            "page_table": _fa101.are_plain_int32s,
-            "k_descale": _fa101.are_plain_floats,
-            "v_descale": _fa101.are_plain_floats,
-        }
         self._strided = torch.strided
         self._is_tracing = torch._C._is_tracing
         self._transforms = torch._C._functorch.peek_interpreter_stack
         self._len_modes = torch._C._len_torch_dispatch_stack
         self._forward_ad = torch.autograd.forward_ad
         self._is_autocast = torch.is_autocast_enabled
-
-    def _are_plain(self, *arrays: Any, caches: tuple[Any, ...] = ()) -> bool:
-        """Whether the checks and casts below would let them pass as they are, in half the time."""
-        if self._is_transformed() or self._is_autocast("cuda" if arrays[0].is_cuda else "cpu"):
-            return False
-        plain: bool = _fa101.are_plain_floats(self._plain, *arrays) and _fa101.are_plain_caches(
-            self._plain, *caches
-        )
-        return plain
+        calls = _fa101.TorchCalls(self)
+        self.short_way = calls.attention
+        self.short_way_with_kvcache = calls.attention_with_kvcache
 
     def _is_transformed(self) -> bool:
         """Whether something runs that an array could be a stand-in for."""
@@ -217,8 +212,6 @@ class Torch(Framework):
         return arrays
 
     def inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
-        if self._are_plain(q, k, v):
-            return q, k, v
         self._refuse_transforms(q=q, k=k, v=v)
         cast = self._autocast_dtype(q)
         return self._input("q", q, cast), self._input("k", k, cast), self._input("v", v, cast)
@@ -226,14 +219,7 @@ class Torch(Framework):
     def cache_inputs(
         self, q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any
     ) -> tuple[Any, Any, Any, Any, Any]:
-        if k is None or v is None:
-            new = {}
-            plain = self._are_plain(q, caches=(k_cache, v_cache))
-        else:
-            new = {"k": k, "v": v}
-            plain = self._are_plain(q, k, v, caches=(k_cache, v_cache))
-        if plain:
-            return q, k_cache, v_cache, k, v
+        new = {} if k is None or v is None else {"k": k, "v": v}
         self._refuse_transforms(q=q, k_cache=k_cache, v_cache=v_cache, **new)
         for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
             self._require_plain_memory(name, x)
@@ -262,9 +248,6 @@ class Torch(Framework):
         return x
 
     def extra(self, name: str, x: Any) -> Any:
-        are_plain = self._extras_plain.get(name)
-        if are_plain is not None and not self._is_transformed() and are_plain(self._plain, x):
-            return x
         self._refuse_transforms(**{name: x})
         self._require_dense(name, x)
         super().extra(name, x)
@@ -276,8 +259,6 @@ class Torch(Framework):
         return x.resolve_neg()
 
     def writable(self, out: Any) -> Any:
-        if not self._is_transformed() and _fa101.are_plain_floats(self._plain, out):
-            return out
         self._refuse_transforms(out=out)
         self._require_plain_memory("out", out)
         return out
@@ -347,9 +328,14 @@ class Torch(Framework):
 
     def int32(self, values: Sequence[int], q: Any) -> Any:
         torch = self._torch
-        if len(set(values)) == 1:  # a kernel fills it; a copy from the host would wait
-            return torch.full((len(values),), values[0], dtype=torch.int32, device=q.device)
+        if len(set(values)) == 1:  # a copy from the host would wait
+            return self.full_int32(values[0], len(values), q)
         return torch.tensor(values, dtype=torch.int32, device=q.device)
+
+    def full_int32(self, value: int, count: int, q: Any) -> Any:
+        """So often the same; a kernel fills it."""
+        torch = self._torch
+        return torch.full((count,), value, dtype=torch.int32, device=q.device)
 
     def host_range(self, x: Any) -> tuple[int, int] | None:
         if not x.is_cpu or x.numel() == 0:

@@ -4,6 +4,7 @@ below, in make_params.cpp, once for Python and C++.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
@@ -137,6 +138,9 @@ def flash_attention(
     )
     _require_type("return_lse", return_lse, bool, "True or False")
     framework = framework_of("q", q)
+    answer = framework.short_way(q, k, v, bias, mask, seqlens_k, out, return_lse, layout, options)
+    if answer is not None:
+        return answer
     if not _are_alike((q, k, v), (bias, mask, seqlens_k, out)):
         optional = {"bias": bias, "mask": mask, "seqlens_k": seqlens_k, "out": out}
         _require_framework(framework, {"q": q, "k": k, "v": v}, optional)
@@ -286,13 +290,21 @@ def flash_attention_with_kvcache(
     options = _options(
         causal, window, align, softmax_scale, softcap, layout, num_splits, "auto", "auto"
     )
-    framework, arrays, interleaved = _cached_arrays(
-        q, k_cache, v_cache, k, v, seqlens_k, page_table, k_descale, v_descale, rotary, layout, out
-    )
+    cos, sin, interleaved = _rotary(rotary)
+    answer = framework_of("q", q).short_way_with_kvcache(
+        q, k_cache, v_cache, k, v, seqlens_k, page_table, k_descale, v_descale, cos, sin,
+        interleaved, out, return_lse, layout, options,
+    )  # fmt: skip
+    if answer is not None:
+        return answer
+    framework, arrays = _cached_arrays(
+        q, k_cache, v_cache, k, v, seqlens_k, page_table, k_descale, v_descale, cos, sin, layout,
+        out,
+    )  # fmt: skip
     q, k_cache, v_cache, k, v, *others = arrays
     target = framework.empty_out(q, v_cache) if out is None else framework.writable(out)
     lse = framework.empty_lse(q, layout) if return_lse else None
-    q_rotated = None if rotary is None else framework.empty_out(q, q)
+    q_rotated = None if cos is None else framework.empty_out(q, q)
     _fa101.forward_with_kvcache(
         *framework.arguments(q, k_cache, v_cache, target, lse, k, v, *others, q_rotated),
         interleaved,
@@ -371,12 +383,14 @@ def plan_with_kvcache(
     options = _options(
         causal, window, align, softmax_scale, softcap, layout, num_splits, "auto", "auto"
     )
-    framework, arrays, interleaved = _cached_arrays(
-        q, k_cache, v_cache, k, v, seqlens_k, page_table, k_descale, v_descale, rotary, layout, None
-    )
+    cos, sin, interleaved = _rotary(rotary)
+    framework, arrays = _cached_arrays(
+        q, k_cache, v_cache, k, v, seqlens_k, page_table, k_descale, v_descale, cos, sin, layout,
+        None,
+    )  # fmt: skip
     q, k_cache, v_cache, k, v, *others = arrays
     target = framework.empty_out(q, v_cache)
-    q_rotated = None if rotary is None else framework.empty_out(q, q)
+    q_rotated = None if cos is None else framework.empty_out(q, q)
     return _fa101.explain_with_kvcache(
         *framework.arguments(q, k_cache, v_cache, target, None, k, v, *others, q_rotated),
         interleaved,
@@ -409,14 +423,13 @@ def _cached_arrays(
     page_table: Any,
     k_descale: Any,
     v_descale: Any,
-    rotary: Any,
+    cos: Any,
+    sin: Any,
     layout: str,
     out: Any,
-) -> tuple[Framework, tuple[Any, ...], bool]:
+) -> tuple[Framework, tuple[Any, ...]]:
     """The framework of a call with a cache; q, k_cache, v_cache, k, v, seqlens_k, page_table,
-    k_descale, v_descale, cos and sin, checked and None where they are not there; and rotary's
-    `interleaved`."""
-    cos, sin, interleaved = _rotary(rotary)
+    k_descale, v_descale, cos and sin, checked and None where they are not there."""
     on_host = type(seqlens_k) is not type(q) and isinstance(seqlens_k, (Integral, list, tuple))
     lengths = None if on_host else seqlens_k
     framework = framework_of("q", q)
@@ -439,24 +452,16 @@ def _cached_arrays(
         if (found := framework.host_range(lengths)) is not None:
             _require_room("seqlens_k", found, _room(k_cache, page_table, k, layout))
     others = (lengths, page_table, k_descale, v_descale, cos, sin)
-    return framework, (q, k_cache, v_cache, k, v, *others), interleaved
+    return framework, (q, k_cache, v_cache, k, v, *others)
 
 
 def _extra(framework: Framework, name: str, x: Any) -> Any:
     return None if x is None else framework.extra(name, x)
 
 
-def _options(causal: Any, window: Any, *others: Any) -> _fa101.Options:
-    """What a call asks besides its arrays, checked; what was asked before is found again."""
-    return _fa101.remember(_kept_options, _checked_options, causal, _window(window), *others)
-
-
-_kept_options: dict[Any, _fa101.Options] = {}
-
-
 def _checked_options(
     causal: Any,
-    bounds: tuple[int | None, int | None],
+    window: Any,
     align: Any,
     softmax_scale: Any,
     softcap: Any,
@@ -477,8 +482,12 @@ def _checked_options(
         raise ValueError(f"softcap is {softcap!r}; it must be 0 (none) or between 1e-20 and 1e20")
     splits = _num_splits(num_splits)
     return _fa101.Options(
-        causal, *bounds, align, softmax_scale, cap, layout, splits, kernel, strategy
+        causal, *_window(window), align, softmax_scale, cap, layout, splits, kernel, strategy
     )
+
+
+# What a call asks besides its arrays, checked; what was asked before is found again.
+_options = functools.partial(_fa101.remember, {}, _checked_options)
 
 
 def _num_splits(value: Any) -> int:
