@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -84,14 +85,27 @@ void refuse_lost_gradient(nb::handle array, const char* name) {
                              name + ".detach()");
 }
 
+// What Python hands in, an array or None; and what the exchange API has said of it, if asked.
+struct Argument {
+    Argument() = default;
+    Argument(nb::handle source) : source(source) {}
+    bool is_none() const { return source.is_none(); }
+
+    nb::handle source;
+    std::optional<nb::dlpack::dltensor> tensor;
+};
+
 enum class Access { kRead, kWrite };
 
 // An array borrowed for one call.
 class Array {
   public:
-    Array(nb::handle source, const char* name, Access access) {
+    Array(const Argument& argument, const char* name, Access access) {
+        const nb::handle source = argument.source;
         refuse_lost_gradient(source, name);
-        if (const ExchangeApi* api = exchange_api(source)) {
+        if (argument.tensor) {
+            tensor_ = *argument.tensor;
+        } else if (const ExchangeApi* api = exchange_api(source)) {
             if (api->borrow(source.ptr(), &tensor_) != 0) {
                 nb::python_error reason;
                 nb::raise_from(reason, PyExc_TypeError, "%s cannot be read as a dense array: %S",
@@ -233,9 +247,9 @@ Enum choice(const char* name, const std::string& value, const char* first, Enum 
 
 // An array that may be None.
 struct OptionalArray {
-    OptionalArray(nb::handle source, const char* name, Access access) {
-        if (source.is_none()) return;
-        array.emplace(source, name, access);
+    OptionalArray(const Argument& argument, const char* name, Access access) {
+        if (argument.is_none()) return;
+        array.emplace(argument, name, access);
         view = view_of(*array, name);
     }
     const TensorView* get() const { return view ? &*view : nullptr; }
@@ -274,8 +288,9 @@ DeviceInfo limited_device_info(Device device, int num_threads) {
 
 // One call of forward() or explain(): its arguments, checked.
 struct Call {
-    Call(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse, nb::handle bias,
-         nb::handle mask, nb::handle seqlens_k, const Asked& asked)
+    Call(const Argument& q, const Argument& k, const Argument& v, const Argument& out,
+         const Argument& lse, const Argument& bias, const Argument& mask, const Argument& seqlens_k,
+         const Asked& asked)
         : q_array(q, "q", Access::kRead),
           k_array(k, "k", Access::kRead),
           v_array(v, "v", Access::kRead),
@@ -303,10 +318,11 @@ struct Call {
 
 // The same of forward_with_kvcache() and explain_with_kvcache().
 struct CachedCall {
-    CachedCall(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::handle out, nb::handle lse,
-               nb::handle k, nb::handle v, nb::handle seqlens_k, nb::handle page_table,
-               nb::handle k_descale, nb::handle v_descale, nb::handle cos, nb::handle sin,
-               nb::handle q_rotated, bool interleaved, const Asked& asked)
+    CachedCall(const Argument& q, const Argument& k_cache, const Argument& v_cache,
+               const Argument& out, const Argument& lse, const Argument& k, const Argument& v,
+               const Argument& seqlens_k, const Argument& page_table, const Argument& k_descale,
+               const Argument& v_descale, const Argument& cos, const Argument& sin,
+               const Argument& q_rotated, bool interleaved, const Asked& asked)
         : appends(need_both(k, v, cos)),
           q_array(q, "q", Access::kRead),
           k_cache_array(k_cache, "k_cache", appends ? Access::kWrite : Access::kRead),
@@ -369,7 +385,7 @@ struct CachedCall {
 
   private:
     // Whether there are new keys.
-    static bool need_both(nb::handle k, nb::handle v, nb::handle cos) {
+    static bool need_both(const Argument& k, const Argument& v, const Argument& cos) {
         if (k.is_none() != v.is_none()) {
             throw InvalidArgument("k and v must both be there or both be absent");
         }
@@ -615,59 +631,57 @@ class TorchCalls {
           empty_out_(framework.attr("empty_out")),
           empty_lse_(framework.attr("empty_lse")),
           full_int32_(framework.attr("full_int32")),
-          written_(framework.attr("written")),
+          increment_version_(
+              framework.attr("_torch").attr("autograd").attr("graph").attr("increment_version")),
           allocator_(framework.attr("allocator")),
           num_threads_(framework.attr("num_threads")) {}
 
-    nb::object attention(nb::handle q, nb::handle k, nb::handle v, nb::handle bias, nb::handle mask,
-                         nb::handle seqlens_k, nb::handle out, bool return_lse, nb::handle layout,
+    nb::object attention(Argument q, Argument k, Argument v, Argument bias, Argument mask,
+                         Argument seqlens_k, Argument out, bool return_lse, nb::handle layout,
                          const Asked& asked) const {
-        nb::dlpack::dltensor tq, tv;
-        if (!is_plain(q, is_float, &tq) || !is_plain(k, is_float) || !is_plain(v, is_float, &tv) ||
+        if (!is_plain(q, is_float) || !is_plain(k, is_float) || !is_plain(v, is_float) ||
             !is_plain_or_none(bias, is_float) || !is_plain_or_none(mask, is_bool) ||
             !is_plain_or_none(seqlens_k, is_int32) || !is_plain_or_none(out, is_float) ||
-            is_transformed(tq)) {
+            is_transformed(*q.tensor)) {
             return nb::none();
         }
-        const nb::object target = out.is_none() ? empty_out(q, tq, v, tv) : nb::borrow(out);
-        const nb::object lse = return_lse ? empty_lse_(q, layout) : nb::none();
-        run_here(Call(q, k, v, target, lse, bias, mask, seqlens_k, asked), q, tq, asked);
-        return answer(target, lse, out);
+        const nb::object target = out.is_none() ? empty_out(q, v) : nb::borrow(out.source);
+        const nb::object lse = return_lse ? empty_lse_(q.source, layout) : nb::none();
+        run_here(Call(q, k, v, target, lse, bias, mask, seqlens_k, asked), q, asked);
+        mark_written({out.source});
+        return lse.is_none() ? target : nb::object(nb::make_tuple(target, lse));
     }
 
-    nb::object attention_with_kvcache(nb::handle q, nb::handle k_cache, nb::handle v_cache,
-                                      nb::handle k, nb::handle v, nb::handle seqlens_k,
-                                      nb::handle page_table, nb::handle k_descale,
-                                      nb::handle v_descale, nb::handle cos, nb::handle sin,
-                                      bool interleaved, nb::handle out, bool return_lse,
+    nb::object attention_with_kvcache(Argument q, Argument k_cache, Argument v_cache, Argument k,
+                                      Argument v, Argument seqlens_k, Argument page_table,
+                                      Argument k_descale, Argument v_descale, Argument cos,
+                                      Argument sin, bool interleaved, Argument out, bool return_lse,
                                       nb::handle layout, const Asked& asked) const {
         std::optional<int32_t> length;
-        if (PyLong_CheckExact(seqlens_k.ptr()) && !nb::try_cast(seqlens_k, length))
+        if (PyLong_CheckExact(seqlens_k.source.ptr()) && !nb::try_cast(seqlens_k.source, length))
             return nb::none();
-        nb::dlpack::dltensor tq, tv;
-        if (!is_plain(q, is_float, &tq) || !is_plain(k_cache, is_cache) ||
-            !is_plain(v_cache, is_cache, &tv) || !is_plain_or_none(k, is_float) ||
+        if (!is_plain(q, is_float) || !is_plain(k_cache, is_cache) ||
+            !is_plain(v_cache, is_cache) || !is_plain_or_none(k, is_float) ||
             !is_plain_or_none(v, is_float) || (!length && !is_plain_or_none(seqlens_k, is_int32)) ||
             !is_plain_or_none(page_table, is_int32) || !is_plain_or_none(k_descale, is_float) ||
             !is_plain_or_none(v_descale, is_float) || !is_plain_or_none(cos, is_float) ||
             !is_plain_or_none(sin, is_float) || !is_plain_or_none(out, is_float) ||
-            is_transformed(tq)) {
+            is_transformed(*q.tensor)) {
             return nb::none();
         }
-        const nb::object target = out.is_none() ? empty_out(q, tq, v_cache, tv) : nb::borrow(out);
-        const nb::object lse = return_lse ? empty_lse_(q, layout) : nb::none();
-        const nb::object q_rotated = cos.is_none() ? nb::none() : empty_out(q, tq, q, tq);
-        const nb::object lengths =
-            length ? full_int32_(*length, tq.shape[0], q) : nb::borrow(seqlens_k);
+        const nb::object target = out.is_none() ? empty_out(q, v_cache) : nb::borrow(out.source);
+        const nb::object lse = return_lse ? empty_lse_(q.source, layout) : nb::none();
+        const nb::object q_rotated = cos.is_none() ? nb::none() : empty_out(q, q);
+        const nb::object lengths = length ? full_int32_(*length, q.tensor->shape[0], q.source)
+                                          : nb::borrow(seqlens_k.source);
         const CachedCall call(q, k_cache, v_cache, target, lse, k, v, lengths, page_table,
                               k_descale, v_descale, cos, sin, q_rotated, interleaved, asked);
         if (!has_room(call, length)) return nb::none();
-        run_here(call, q, tq, asked);
-        if (!k.is_none()) {
-            written_(k_cache);
-            written_(v_cache);
-        }
-        return answer(target, lse, out);
+        run_here(call, q, asked);
+        const nb::handle none = Py_None;
+        mark_written(
+            {k.is_none() ? none : k_cache.source, k.is_none() ? none : v_cache.source, out.source});
+        return lse.is_none() ? target : nb::object(nb::make_tuple(target, lse));
     }
 
   private:
@@ -675,26 +689,24 @@ class TorchCalls {
     // memory (no lazy negation, nothing sparse or nested), in a dtype that `fits`, with a
     // contiguous last axis.
     template <class Fits>
-    bool is_plain(nb::handle array, const Fits& fits,
-                  nb::dlpack::dltensor* borrowed = nullptr) const {
+    bool is_plain(Argument& argument, const Fits& fits) const {
         static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
+        const nb::handle array = argument.source;
         if (PySet_Contains(plain_types_.ptr(), array.type().ptr()) != 1) return false;
         const ExchangeApi* api = exchange_api(array);
         if (api == nullptr) return false;
-        nb::dlpack::dltensor t;
+        nb::dlpack::dltensor& t = argument.tensor.emplace();
         if (api->borrow(array.ptr(), &t) != 0) {
             PyErr_Clear();
             return false;
         }
-        if (borrowed != nullptr) *borrowed = t;
         if (!fits(t.dtype) || t.ndim < 1 || t.strides == nullptr) return false;
         if (t.strides[t.ndim - 1] != 1 && t.shape[t.ndim - 1] != 1) return false;
-        return nb::handle(array.attr(nb::handle(is_neg))()).is(nb::handle(Py_False));
+        return nb::object(array.attr(nb::handle(is_neg))()).is(nb::handle(Py_False));
     }
     template <class Fits>
-    bool is_plain_or_none(nb::handle array, const Fits& fits,
-                          nb::dlpack::dltensor* borrowed = nullptr) const {
-        return array.is_none() || is_plain(array, fits, borrowed);
+    bool is_plain_or_none(Argument& argument, const Fits& fits) const {
+        return argument.is_none() || is_plain(argument, fits);
     }
 
     // Whether something runs that an array could be a stand-in for, or that casts arrays.
@@ -710,10 +722,10 @@ class TorchCalls {
     }
 
     // empty_like gives what empty_out of Python's does, in a third of the time, where q is dense.
-    nb::object empty_out(nb::handle q, const nb::dlpack::dltensor& tq, nb::handle v,
-                         const nb::dlpack::dltensor& tv) const {
-        const bool is_like_q = tq.shape[tq.ndim - 1] == tv.shape[tv.ndim - 1] && is_dense(tq);
-        return is_like_q ? empty_like_(q) : empty_out_(q, v);
+    nb::object empty_out(const Argument& q, const Argument& v) const {
+        const auto head_dim = [](const nb::dlpack::dltensor& t) { return t.shape[t.ndim - 1]; };
+        const bool is_like_q = head_dim(*q.tensor) == head_dim(*v.tensor) && is_dense(*q.tensor);
+        return is_like_q ? empty_like_(q.source) : empty_out_(q.source, v.source);
     }
 
     // Whether the lengths that the host can read leave room for the new keys.
@@ -731,27 +743,33 @@ class TorchCalls {
     }
 
     template <class AnyCall>
-    void run_here(const AnyCall& call, nb::handle q, const nb::dlpack::dltensor& tq,
-                  const Asked& asked) const {
-        const ExchangeApi& api = *exchange_api(q);
-        TorchAllocator allocator(api, tq.device, allocator_, q);
+    void run_here(const AnyCall& call, const Argument& q, const Asked& asked) const {
+        const ExchangeApi& api = *exchange_api(q.source);
+        const auto [device_type, device_id] = q.tensor->device;
+        TorchAllocator allocator(api, q.tensor->device, allocator_, q.source);
         if (call.device.type == DeviceType::kCpu) {
             return run_call(call, asked, nullptr, allocator, nb::cast<int>(num_threads_()));
         }
         Stream stream = nullptr;
-        if (api.current_stream(tq.device.device_type, tq.device.device_id, &stream) != 0) {
-            throw nb::python_error();
-        }
+        if (api.current_stream(device_type, device_id, &stream) != 0) throw nb::python_error();
         run_call(call, asked, stream, allocator, 0);
     }
 
-    nb::object answer(const nb::object& target, const nb::object& lse, nb::handle out) const {
-        if (!out.is_none()) written_(out);
-        return lse.is_none() ? target : nb::object(nb::make_tuple(target, lse));
+    // What written() of Python's does, of all in one go.
+    void mark_written(std::initializer_list<nb::handle> arrays) const {
+        static PyObject* const is_inference = PyUnicode_InternFromString("is_inference");
+        nb::list changed;
+        for (const nb::handle array : arrays) {
+            const bool is_counted =
+                !array.is_none() && !nb::cast<bool>(array.attr(nb::handle(is_inference))());
+            if (is_counted) changed.append(array);
+        }
+        if (changed.size() > 0) increment_version_(changed);
     }
 
     nb::object plain_types_, is_tracing_, transforms_, len_modes_, forward_ad_, is_autocast_,
-        empty_like_, empty_out_, empty_lse_, full_int32_, written_, allocator_, num_threads_;
+        empty_like_, empty_out_, empty_lse_, full_int32_, increment_version_, allocator_,
+        num_threads_;
 };
 
 // ---- plans and facts ----------------------------------------------------------------------------
@@ -931,6 +949,16 @@ void translate(const std::exception_ptr& error, void*) {
 
 }  // namespace
 }  // namespace fa101
+
+// An argument of a call is taken as it is.
+template <>
+struct nb::detail::type_caster<fa101::Argument> {
+    NB_TYPE_CASTER(fa101::Argument, const_name("object"))
+    bool from_python(handle source, uint8_t, cleanup_list*) noexcept {
+        value = source;
+        return true;
+    }
+};
 
 NB_MODULE(_fa101, m) {
     using namespace fa101;

@@ -74,10 +74,25 @@ bool is_empty(const TensorView& t) {
     return false;
 }
 
+// From the first byte to behind the last.
+std::pair<intptr_t, intptr_t> extent(const TensorView& t) {
+    int64_t first = 0, last = 0;  // elements
+    for (int i = 0; i < t.ndim; ++i) {
+        const int64_t reach = t.strides[i] * (t.shape[i] - 1);
+        (reach < 0 ? first : last) += reach;
+    }
+    const intptr_t base = reinterpret_cast<intptr_t>(t.data);
+    return {base + first * size_of(t.dtype), base + (last + 1) * size_of(t.dtype)};
+}
+
 }  // namespace
 
 bool share_memory(const TensorView& a, const TensorView& b) {
     if (is_empty(a) || is_empty(b)) return false;
+    // Nearly always they lie apart, and the question is not asked.
+    const auto [a_begin, a_end] = extent(a);
+    const auto [b_begin, b_end] = extent(b);
+    if (a_end <= b_begin || b_end <= a_begin) return false;
     // address of a - address of b, axis by axis and byte by byte, is 0 somewhere
     Sum difference;
     for (const auto& [t, sign] : {std::pair<const TensorView&, int64_t>{a, 1}, {b, -1}}) {

@@ -107,7 +107,16 @@ def _dtype_name(dtype: Any) -> str:
 _dtype_names: dict[Any, str] = {}  # functools.cache makes torch.compile warn
 
 
+def _no_answer(*arguments: Any) -> Any:
+    return None
+
+
 class Framework(ABC):
+    # The answer to a whole call of flash_attention, and of flash_attention_with_kvcache; or None,
+    # and functional.py goes the long way: by the methods below.
+    short_way: Callable[..., Any] = _no_answer
+    short_way_with_kvcache: Callable[..., Any] = _no_answer
+
     @abstractmethod
     def inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
         """q, k and v with their last axis contiguous: copied where it is not."""
@@ -158,14 +167,6 @@ class Framework(ABC):
     def arguments(self, *arrays: Any) -> tuple[Any, ...]:
         """The same of several, some of which may be None."""
         return tuple(None if x is None else self.argument(x) for x in arrays)
-
-    def short_way(self, *arguments: Any) -> Any:
-        """The answer to a whole call of flash_attention, or None: the long way has it."""
-        return None
-
-    def short_way_with_kvcache(self, *arguments: Any) -> Any:
-        """The same of flash_attention_with_kvcache."""
-        return None
 
     def result(self, x: Any, q: Any) -> Any:
         """What the user gets for x, which is from empty_out or empty_lse."""

@@ -10,8 +10,9 @@ import torch
 
 import fa101
 from fa101 import _fa101
+from fa101._frameworks import framework_of
 from fa101.testing import assert_attention, to_float64
-from helpers import on, qkv, run_python
+from helpers import DEVICES, on, qkv, run_python
 
 FORWARD = {
     "bias": None,
@@ -545,6 +546,101 @@ def test_a_callback_may_call_again():
     assert fa101.plan(q, k, v, kernel="cpu_fa1").workspace_bytes > 0
     _fa101.forward(q, k, v, out, None, **{**FORWARD, **options})
     assert_attention(out, q, k, v)
+
+
+@pytest.fixture
+def short_way():
+    """Torch's, which answers or gives None."""
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this torch has no C exchange API")
+    return framework_of("q", torch.empty(0)).short_way
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_plain_tensors_take_the_short_way(device, short_way, monkeypatch):
+    """With any options and whatever order of q's axes in memory; the long way says the same."""
+    q, k, v = (x.to(device) for x in qkv(2, 4, 6, 6, 8, heads_kv=2))
+    transposed = q.transpose(1, 2).contiguous().transpose(1, 2)
+    more = {
+        "bias": torch.randn(6, 6, device=device),
+        "mask": torch.ones(6, 6, dtype=torch.bool, device=device).tril(),
+        "seqlens_k": torch.tensor([3, 6], dtype=torch.int32, device=device),
+    }
+    cases = [
+        ((q, k, v), {"causal": True}),
+        ((transposed, k, v), {"return_lse": True}),
+        ((transposed, k, v[..., :4].contiguous()), {}),
+        ((q[:, :, ::2], k, v), {"window": (2, 0)}),
+        ((q, k, v), more),
+    ]
+
+    def refuse(*arrays):
+        raise AssertionError("the long way")
+
+    def answers():
+        found = [fa101.flash_attention(*arrays, **options) for arrays, options in cases]
+        return [x for answer in found for x in (answer if isinstance(answer, tuple) else [answer])]
+
+    framework = framework_of("q", q)
+    with monkeypatch.context() as patch:
+        patch.setattr(framework, "inputs", refuse)
+        short = answers()
+    monkeypatch.setattr(framework, "short_way", lambda *arguments: None)
+    for found, expected in zip(short, answers(), strict=True):
+        assert torch.equal(found, expected)
+        assert found.stride() == expected.stride()
+
+
+def test_what_is_not_plain_takes_the_long_way(short_way):
+    q, k, v = qkv(1, 2, 5, 7, 8)
+    options = _fa101.Options()
+
+    def answer(q=q, k=k, v=v, bias=None, mask=None, seqlens_k=None, out=None):
+        return short_way(q, k, v, bias, mask, seqlens_k, out, False, "bhsd", options)
+
+    class Named(torch.Tensor):
+        pass
+
+    assert torch.equal(answer(), fa101.flash_attention(q, k, v))
+    assert answer(q=q.as_subclass(Named)) is None
+    assert answer(q=torch._neg_view(q)) is None
+    assert answer(k=k.numpy()) is None
+    assert answer(k=None) is None
+    assert answer(k=k.double()) is None
+    assert answer(v=v.transpose(2, 3).contiguous().transpose(2, 3)) is None
+    assert answer(v=v.to_sparse()) is None
+    assert answer(bias=torch.zeros(5, 7).double()) is None
+    assert answer(mask=torch.ones(5, 7)) is None
+    assert answer(seqlens_k=torch.tensor([7])) is None
+    assert answer(out=torch._neg_view(torch.empty_like(q))) is None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert answer() is None
+    with torch.autograd.forward_ad.dual_level():
+        assert answer() is None
+    with torch.utils._python_dispatch.TorchDispatchMode():
+        assert answer() is None
+    torch.vmap(lambda x: [x, answer() is None and x][1])(q)
+
+
+def test_written_tensors_count_it(short_way):
+    """Autograd sees that `out` has changed; inference tensors keep no count."""
+    q, k, v = qkv(1, 2, 5, 7, 8)
+    out = torch.empty_like(q)
+    before = out._version
+    fa101.flash_attention(q, k, v, out=out)
+    assert out._version == before + 1
+    with torch.inference_mode():
+        fa101.flash_attention(q, k, v, out=torch.empty_like(q))
+
+
+def test_remember_tuples():
+    """The same object or an equal one; not one with items of other types; not for another maker."""
+    pair, kept = (1, 2), {}
+    first = _fa101.remember(kept, lambda _: object(), pair)
+    assert _fa101.remember(kept, lambda _: object(), pair) is first
+    assert _fa101.remember(kept, lambda _: object(), tuple([1, 2])) is first  # noqa: C409
+    assert _fa101.remember(kept, lambda _: object(), (True, 2)) is not first
+    assert _fa101.remember({}, lambda _: object(), pair) is not first
 
 
 def test_remember():
