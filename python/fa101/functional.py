@@ -339,16 +339,20 @@ def plan(
     layout: str = "bhsd",
     strategy: str = "auto",
     kernel: str = "auto",
+    return_lse: bool = False,
+    out: Any = None,
 ) -> _fa101.Plan:
-    """How flash_attention would run with these arguments: kernel, tile, workspace, and why."""
+    """How flash_attention would run with these arguments: kernel, tile, workspace, and why.
+    Writes nothing."""
+    _require_type("return_lse", return_lse, bool, "True or False")
     options = _options(
         causal, window, align, softmax_scale, softcap, layout, "auto", kernel, strategy
     )
     framework = framework_of("q", q)
-    optional = {"bias": bias, "mask": mask, "seqlens_k": seqlens_k}
+    optional = {"bias": bias, "mask": mask, "seqlens_k": seqlens_k, "out": out}
     _require_framework(framework, {"q": q, "k": k, "v": v}, optional)
     q, k, v = framework.inputs(q, k, v)
-    target = framework.empty_out(q, v)
+    target = framework.empty_out(q, v) if out is None else framework.writable(out)
     bias = _extra(framework, "bias", bias)
     mask = _extra(framework, "mask", mask)
     seqlens_k = _extra(framework, "seqlens_k", seqlens_k)
@@ -378,18 +382,21 @@ def plan_with_kvcache(
     layout: str = "bshd",
     num_splits: Any = "auto",
     rotary: Any = None,
+    return_lse: bool = False,
+    out: Any = None,
 ) -> _fa101.Plan:
     """How flash_attention_with_kvcache would run with these arguments. Writes nothing."""
+    _require_type("return_lse", return_lse, bool, "True or False")
     options = _options(
         causal, window, align, softmax_scale, softcap, layout, num_splits, "auto", "auto"
     )
     cos, sin, interleaved = _rotary(rotary)
     framework, arrays = _cached_arrays(
         q, k_cache, v_cache, k, v, seqlens_k, page_table, k_descale, v_descale, cos, sin, layout,
-        None,
+        out,
     )  # fmt: skip
     q, k_cache, v_cache, k, v, *others = arrays
-    target = framework.empty_out(q, v_cache)
+    target = framework.empty_out(q, v_cache) if out is None else framework.writable(out)
     q_rotated = None if cos is None else framework.empty_out(q, q)
     return _fa101.explain_with_kvcache(
         *framework.arguments(q, k_cache, v_cache, target, None, k, v, *others, q_rotated),

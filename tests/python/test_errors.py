@@ -272,6 +272,8 @@ def test_plan_and_explain(capsys):
     for word in ("cpu_fa2", "split_q", "tile", "splits", "workspace", "why", plan.reason):
         assert word in text
     assert "asked for by name" in str(fa101.plan(q, k, v, kernel="cpu_naive"))
+    with pytest.raises(ValueError, match="out overlaps v"):
+        fa101.explain(q, k, v, out=v, return_lse=True)
 
 
 def test_plan_and_explain_with_kvcache(capsys):
@@ -292,10 +294,17 @@ def test_plan_and_explain_with_kvcache(capsys):
         assert words in text
     rotary = (torch.ones(32, 4), torch.zeros(32, 4), False)
     assert fa101.plan_with_kvcache(q, cache, cache.clone(), **call, rotary=rotary)
+    answer = {"out": torch.zeros_like(q), "return_lse": True}
+    again = fa101.explain_with_kvcache(q, cache, cache.clone(), **call, **answer)
+    assert str(again) == text
+    assert not answer["out"].any()
     for change, error, words in (
         ({"v": None}, ValueError, "k and v must both be there"),
         ({"seqlens_k": [3, 32]}, ValueError, "seqlens_k has 32; it must be from 0 to 31"),
         ({"num_splits": 0}, ValueError, "num_splits is 0"),
+        ({"out": torch.zeros(2, 1, 4, 6)}, ValueError, "out has head_dim 6"),
+        ({"out": q}, ValueError, "out overlaps q"),
+        ({"return_lse": 1}, TypeError, "return_lse is 1"),
     ):
         with pytest.raises(error, match=words):
             fa101.plan_with_kvcache(q, cache, cache.clone(), **{**call, **change})

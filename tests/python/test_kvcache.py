@@ -764,6 +764,25 @@ def test_fp8_is_explained():
     assert "bfloat16 (float8_e4m3fn k and v)" in str(plan)
 
 
+def test_fp8_takes_new_keys_of_another_dtype():
+    """They are quantised anyway. A rotation, which is of queries and keys, needs one dtype."""
+    cache, new = torch.zeros(1, 16, 1, 8).to(FP8), torch.randint(-8, 8, (1, 1, 1, 8)) / 4
+    q = torch.ones(1, 1, 1, 8, dtype=torch.float16)
+
+    def call(dtype, **options):
+        k_cache, v_cache, k = cache.clone(), cache.clone(), new.to(dtype)
+        out = flash_attention_with_kvcache(
+            q, k_cache, v_cache, k=k, v=k.clone(), seqlens_k=3, **options
+        )
+        return out, bits(k_cache)
+
+    for found, expected in zip(call(torch.bfloat16), call(torch.float16), strict=True):
+        assert torch.equal(found, expected)
+    rotary = (torch.ones(16, 4), torch.zeros(16, 4), False)
+    with pytest.raises(TypeError, match="dtype"):
+        call(torch.bfloat16, rotary=rotary)
+
+
 def test_fp8_in_compiled_code():
     """torch.compile breaks its graph around the call, computes the same and does not warn."""
     cache = Cache([9, 30], 64, dtype=torch.bfloat16, new=2, fp8="entry")
