@@ -621,7 +621,10 @@ class TorchAllocator {
 class TorchCalls {
   public:
     explicit TorchCalls(nb::handle framework)
-        : plain_types_(framework.attr("_plain")),
+        : tensor_(framework.attr("_torch").attr("Tensor")),
+          parameter_(framework.attr("_torch").attr("nn").attr("Parameter")),
+          is_neg_(tensor_.attr("is_neg")),
+          is_inference_(tensor_.attr("is_inference")),
           is_tracing_(framework.attr("_is_tracing")),
           transforms_(framework.attr("_transforms")),
           len_modes_(framework.attr("_len_modes")),
@@ -690,9 +693,8 @@ class TorchCalls {
     // contiguous last axis.
     template <class Fits>
     bool is_plain(Argument& argument, const Fits& fits) const {
-        static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
-        const nb::handle array = argument.source;
-        if (PySet_Contains(plain_types_.ptr(), array.type().ptr()) != 1) return false;
+        const nb::handle array = argument.source, type = array.type();
+        if (!type.is(tensor_) && !type.is(parameter_)) return false;
         const ExchangeApi* api = exchange_api(array);
         if (api == nullptr) return false;
         nb::dlpack::dltensor& t = argument.tensor.emplace();
@@ -702,7 +704,7 @@ class TorchCalls {
         }
         if (!fits(t.dtype) || t.ndim < 1 || t.strides == nullptr) return false;
         if (t.strides[t.ndim - 1] != 1 && t.shape[t.ndim - 1] != 1) return false;
-        return nb::object(array.attr(nb::handle(is_neg))()).is(nb::handle(Py_False));
+        return is_neg_(array).is(nb::handle(Py_False));
     }
     template <class Fits>
     bool is_plain_or_none(Argument& argument, const Fits& fits) const {
@@ -757,19 +759,17 @@ class TorchCalls {
 
     // What written() of Python's does, of all in one go.
     void mark_written(std::initializer_list<nb::handle> arrays) const {
-        static PyObject* const is_inference = PyUnicode_InternFromString("is_inference");
         nb::list changed;
         for (const nb::handle array : arrays) {
-            const bool is_counted =
-                !array.is_none() && !nb::cast<bool>(array.attr(nb::handle(is_inference))());
+            const bool is_counted = !array.is_none() && !nb::cast<bool>(is_inference_(array));
             if (is_counted) changed.append(array);
         }
         if (changed.size() > 0) increment_version_(changed);
     }
 
-    nb::object plain_types_, is_tracing_, transforms_, len_modes_, forward_ad_, is_autocast_,
-        empty_like_, empty_out_, empty_lse_, full_int32_, increment_version_, allocator_,
-        num_threads_;
+    nb::object tensor_, parameter_, is_neg_, is_inference_, is_tracing_, transforms_, len_modes_,
+        forward_ad_, is_autocast_, empty_like_, empty_out_, empty_lse_, full_int32_,
+        increment_version_, allocator_, num_threads_;
 };
 
 // ---- plans and facts ----------------------------------------------------------------------------
