@@ -196,9 +196,10 @@ class Torch(Framework):
         self._len_modes = torch._C._len_torch_dispatch_stack
         self._forward_ad = torch.autograd.forward_ad
         self._is_autocast = torch.is_autocast_enabled
-        calls = _fa101.TorchCalls(self)
-        self.short_way = calls.attention
-        self.short_way_with_kvcache = calls.attention_with_kvcache
+        if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):  # from torch 2.10 on
+            calls = _fa101.TorchCalls(self)
+            self.short_way = calls.attention
+            self.short_way_with_kvcache = calls.attention_with_kvcache
 
     def _is_transformed(self) -> bool:
         """Whether something runs that an array could be a stand-in for."""
