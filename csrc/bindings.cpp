@@ -409,12 +409,11 @@ nb::object remember(nb::dict kept, nb::handle make, const nb::args& arguments) {
     static size_t oldest = 0;
     const size_t n = arguments.size();
     const auto are_these = [&](const Recent& r) {
-        if (!r.kept.is(kept) ||
-            PyTuple_GET_SIZE(r.arguments.ptr()) != PyTuple_GET_SIZE(arguments.ptr()))
+        if (!r.kept.is(kept) || PyTuple_Size(r.arguments.ptr()) != PyTuple_Size(arguments.ptr()))
             return false;
         for (size_t i = 0; i < n; ++i) {
             const auto at = static_cast<Py_ssize_t>(i);
-            if (PyTuple_GET_ITEM(r.arguments.ptr(), at) != PyTuple_GET_ITEM(arguments.ptr(), at))
+            if (PyTuple_GetItem(r.arguments.ptr(), at) != PyTuple_GetItem(arguments.ptr(), at))
                 return false;
         }
         return true;

@@ -50,4 +50,24 @@ __device__ __forceinline__ bool is_nonfinite(T x) {
     return nonfinite<T>(reinterpret_cast<const Bits&>(x)) != 0;
 }
 
+// Whether all of the 16-bit floats in the words are finite: 0 times one is 0, or NaN.
+template <class T, int kRows, int kCols>
+__device__ __forceinline__ bool are_finite(const uint32_t (&words)[kRows][kCols]) {
+    using Pair = std::conditional_t<kIsHalf<T>, __half2, __nv_bfloat162>;
+    const uint32_t zero = 0;
+    Pair sums[2];
+    memcpy(&sums[0], &zero, sizeof(zero));
+    sums[1] = sums[0];
+    const Pair zeros = sums[0];
+#pragma unroll
+    for (int i = 0; i < kRows * kCols; ++i) {
+        Pair pair;
+        memcpy(&pair, &words[i / kCols][i % kCols], sizeof(pair));
+        sums[i % 2] = __hfma2(pair, zeros, sums[i % 2]);
+    }
+    uint32_t bits[2];
+    memcpy(bits, sums, sizeof(bits));
+    return ((bits[0] | bits[1]) & 0x7fff7fffu) == 0;
+}
+
 }  // namespace fa101

@@ -66,7 +66,7 @@ Tile tile(const Problem& p, const DeviceInfo& device) {
 }
 
 int64_t workspace(const Plan& plan, const Problem& p) {
-    return has_counter(plan.tile, p) ? sizeof(int) : 0;
+    return has_counter(plan.tile, p) ? kTileCounterBytes : 0;
 }
 
 void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace,

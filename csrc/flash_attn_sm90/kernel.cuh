@@ -15,6 +15,9 @@
 //   consumer   QK(n) softmax | QK(n-1)  PV(n)    | QK(n-2) PV(n-1)  | ... PV(0)  write O
 //                            | softmax(n-1) ^^^^ | softmax(n-2) ^^^
 //
+// Causal tiles end in a triangle: of its last block the upper group may see nothing, and then it
+// lets the block go without computing; or, where blocks are twice its rows, the first half.
+//
 // Barriers. Each is an mbarrier in shared memory that counts arrivals and flips its phase; a waiter
 // names the parity of the phase it waits for. "Full" ones complete when TMA has delivered the bytes
 // that the producer announced, "empty" ones when every consumer warp has arrived (lane 0, after
@@ -36,7 +39,7 @@
 // barrier. Q has one slot a group, so its round is the number of tiles so far. A tile whose rows
 // see no key uses no slot on either side: both compute its blocks from the same numbers.
 // The scheduler asks for a tile no earlier than the producer is done with the one before: a block
-// that is late takes one less.
+// that is late takes one less. It also works out where the tile's blocks are, as it has the time.
 //
 // No cycle: the producer waits only for slots of earlier loads, in the order in which the consumers
 // use them (K(n), Q, K(n-1), V(n), ...), so the consumers' next slot is always loaded or being
@@ -52,7 +55,8 @@
 // goes first.
 //
 // Memory order: TMA's writes are visible to whoever saw the full barrier's phase. Nothing else
-// writes the tiles, so no proxy fence is needed: O leaves from registers.
+// writes the tiles, so no proxy fence is needed. O leaves through shared memory of its own: wgmma
+// leaves a row to four threads, two columns in eight to each, and memory wants whole lines.
 //
 // Guesses. A step's P can use the row maxima of the step before: only a logit larger by 2^8 makes
 // them move. So each thread compares its own logits, and a vote replaces the shuffles; where two
@@ -95,6 +99,9 @@
 //     shuffles                causal   +6   0   0      +4  +5  +3      +1   0   0
 //   and P by guess (two       full     +1              +3  +4  +4
 //     groups)                 causal   +2              +3  +4
+//   blocks let go, O through   full     +4 +2 +1      +1 +1 +1        +2  -   -
+//     shared memory            causal   +7 +8 +2      +2 +1 +3        +4  -  +1
+//   small sections of heads   causal    0   0  0      +4 +1  0        +4  0   0
 //   2 of 8 exponentials as a  full     -6  -9 -12      -4  -6  -6
 //     polynomial              causal   -3  -8  -9      -2  -5  -6
 //   two blocks an SM, each    full      0  -9 -17
@@ -102,21 +109,22 @@
 //
 // What gained is here, what lost is not: turns only at 256, three groups where the rows are many,
 // two blocks where they are few. Short ends are these: the tile's place is worked out by a warp
-// that has time, no chain of 64 dependent instructions, one branch a row in the epilogue. Per tile
-// the ends took 4500 cycles more than FlashAttention-3's, with as many instructions in all.
+// that has time, no chain of 64 dependent instructions, no branches in the epilogue. Per tile the
+// ends took 4500 cycles more than FlashAttention-3's, with as many instructions in all.
 #pragma once
 
 #include <fa101/params.h>
 
 #include "common/divider.h"
+#include "common/flag.cuh"
 #include "common/mask.h"
 #include "common/online_softmax.h"
+#include "common/packed.cuh"
+#include "common/warp.cuh"
 #include "cute/logits.cuh"
 #include "flash_attn_sm90/kernel_traits.h"
 
 #include <cuda.h>
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <cutlass/arch/memory.h>
@@ -125,10 +133,16 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
 namespace fa101::sm90 {
+
+// In the workspace: the tiles handed out so far, once the flag is up (common/nonce.h).
+struct TileCounter {
+    uint64_t flag;  // the launch's nonce
+    int tiles;
+};
+static_assert(sizeof(TileCounter) == kTileCounterBytes);
 
 struct KernelParams {
     CUtensorMap q_map, k_map, v_map;  // (head_dim, seqlen, heads, batch)
@@ -139,7 +153,8 @@ struct KernelParams {
     // Sections are of heads whose tiles are mixed, so that their K and V stay in L2.
     int num_m_blocks, num_tiles, num_sections;
     Divider section_tiles, section_heads, last_section_heads;
-    int* next_tile;  // the counter of tiles handed out; null: they are dealt out in turn
+    TileCounter* counter;  // null: tiles are dealt out in turn
+    uint64_t nonce;
     // Logits are used as s' = logit_factor * (q . k), and softmax_scale_log2 * s' is what exp2
     // gets. The factor is 1, so that nothing is multiplied, but for a negative scale (-1: the
     // largest s' must be the largest logit) and for 0 (0, with a scale of 1: -inf * 0 would be
@@ -153,8 +168,8 @@ struct KernelParams {
 template <int kBlockM>
 __device__ TileInfo tile_info(const KernelParams& p, int tile) {
     if (tile >= p.num_tiles) return {-1};
-    const int section = p.section_tiles.quotient(tile);
-    const int rest = p.section_tiles.remainder(tile);
+    const int section = min(p.section_tiles.quotient(tile), p.num_sections - 1);
+    const int rest = tile - section * p.section_tiles.divisor;
     const Divider& heads = section < p.num_sections - 1 ? p.section_heads : p.last_section_heads;
     const int m_begin = (p.num_m_blocks - 1 - heads.quotient(rest)) * kBlockM;
     const int head = section * p.section_heads.divisor + heads.remainder(rest);
@@ -175,38 +190,16 @@ struct RingPosition {
     }
 };
 
-template <class Element>
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-    uint32_t word;
-    if constexpr (std::is_same_v<Element, cutlass::half_t>) {
-        const __half2 pair = __floats2half2_rn(low, high);
-        memcpy(&word, &pair, 4);
-    } else {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-        memcpy(&word, &pair, 4);
-    }
-    return word;
-}
-
-// Not 0 where one of the two floats in a word is NaN or inf, all exponent bits set: adding the
-// lowest of them carries into the sign bit.
-template <class Element>
-__device__ __forceinline__ uint32_t nonfinite(uint32_t word) {
-    constexpr bool kHalf = std::is_same_v<Element, cutlass::half_t>;
-    constexpr uint32_t kExponent = kHalf ? 0x7c007c00u : 0x7f807f80u;
-    constexpr uint32_t kLowest = kHalf ? 0x04000400u : 0x00800080u;
-    return ((word & kExponent) + kLowest) & 0x80008000u;
-}
-
-// Enqueues C (+)= A B for the group, without waiting.
+// Enqueues C (+)= A B for the group, without waiting; of `steps` 16-wide ones along A's rows.
 template <bool kAccumulate, class Mma, class A, class B, class C>
-__device__ __forceinline__ void issue_product(Mma mma, const A& a, const B& b, C& c) {
+__device__ __forceinline__ void issue_product(Mma mma, const A& a, const B& b, C& c,
+                                              int steps = decltype(cute::size<2>(A{}))::value) {
     cute::warpgroup_fence_operand(c);
     cute::warpgroup_arrive();
     mma.accumulate_ =
         kAccumulate ? cute::SM90::GMMA::ScaleOut::One : cute::SM90::GMMA::ScaleOut::Zero;
     CUTE_UNROLL
-    for (int k = 0; k < cute::size<2>(a); ++k) {
+    for (int k = 0; k < steps; ++k) {
         cute::gemm(mma, a(cute::_, cute::_, k), b(cute::_, cute::_, k), c);
         mma.accumulate_ = cute::SM90::GMMA::ScaleOut::One;
     }
@@ -219,16 +212,6 @@ __device__ __forceinline__ void issue_product(Mma mma, const A& a, const B& b, C
 // The four threads of a quad share their rows. The 16-bit operand P wants the same order, so two
 // neighbours of S make a word of P.
 __device__ __forceinline__ constexpr int row_of(int i) { return i / 2 % 2; }
-
-__device__ __forceinline__ float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-
-__device__ __forceinline__ float quad_sum(float x) {
-    x += __shfl_xor_sync(~0u, x, 1);
-    return x + __shfl_xor_sync(~0u, x, 2);
-}
 
 // The online softmax of a thread's two rows. The state of common/online_softmax.h works with any
 // reference close to the maximum: row_max follows it lazily, when a logit exceeds it by more than
@@ -467,6 +450,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
     constexpr int kBox = Traits::kBox;
     constexpr int kStages = Traits::kStages;
     constexpr bool kHasExtras = Traits::kHasExtras;
+    constexpr int kHalfN = Traits::kHalfN;
+    constexpr bool kHasHalf = kHalfN < kBlockN;
 
     extern __shared__ __align__(1024) unsigned char smem[];
     // Through a shuffle, or the compiler would ask for the address anew in every step, and wait.
@@ -506,10 +491,19 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
 
     const int warpgroup = cutlass::canonical_warp_group_idx();
     RingPosition<1> tile_ring;
+    struct Work {
+        TileInfo tile;
+        TileMask mask;
+        int num_blocks;
+    };
     const auto await_tile = [&] {
         storage.tile_full.wait(tile_ring.parity);
         tile_ring.advance();
-        return TileInfo{storage.tile_m_begin, storage.tile_bidh, storage.tile_bidb};
+        const int num_keys = static_cast<int>(p.mask.seqlen_k);
+        return Work{
+            {storage.tile_m_begin, storage.tile_bidh, storage.tile_bidb},
+            {num_keys, kHasExtras ? storage.tile_first_key_begin : 0, storage.tile_first_key_end},
+            storage.tile_num_blocks};
     };
     if (warpgroup == 0) {
         // One thread of a warp hands out tiles, one of another loads them.
@@ -519,16 +513,38 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
 
         if (warp == 1) {
             // ---- Scheduler ----
-            for (int number = blockIdx.x;;) {
+            // Each block asks until there are no more tiles, so num_tiles times in all: once for
+            // every tile but its first, and once in vain.
+            const auto next_number = [&](int number) {
+                if (p.counter == nullptr) return number + static_cast<int>(gridDim.x);
+                const int taken = atomicAdd(&p.counter->tiles, 1);
+                if (taken == p.num_tiles - 1) p.counter->flag = 0;
+                return taken + static_cast<int>(gridDim.x);
+            };
+            if (p.counter != nullptr) {
+                if (blockIdx.x == 0) {  // the first to start
+                    p.counter->tiles = 0;
+                    publish(&p.counter->flag, p.nonce);
+                }
+            }
+            for (int number = blockIdx.x, asked = 0;; ++asked) {
                 const TileInfo tile = tile_info<kBlockM>(p, number);
                 storage.tile_m_begin = tile.m_begin;
                 storage.tile_bidh = tile.bidh;
                 storage.tile_bidb = tile.bidb;
+                const TileMask mask = p.mask.tile(tile.m_begin, kBlockM);
+                storage.tile_first_key_begin = mask.first_key_begin;
+                storage.tile_first_key_end = mask.first_key_end;
+                storage.tile_num_blocks = num_blocks_of(mask, tile.m_begin);
                 storage.tile_full.arrive();
                 if (tile.m_begin < 0) return;
                 storage.tile_empty.wait(tile_ring.parity);
                 tile_ring.advance();
-                number = gridDim.x + (p.next_tile != nullptr ? atomicAdd(p.next_tile, 1) : number);
+                if (asked == 0 && p.counter != nullptr) {
+                    await_flag(&p.counter->flag, p.nonce);
+                    acquire();
+                }
+                number = next_number(number);
             }
         }
 
@@ -550,20 +566,19 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         RingPosition<1> q_ring;
 
         for (;;) {
-            const TileInfo tile = await_tile();
+            const auto [tile, mask, num_blocks] = await_tile();
             if (tile.m_begin < 0) return;
 
             const int head_kv = tile.bidh / p.group_size;
-            const TileMask mask = p.mask.tile(tile.m_begin, kBlockM);
             const int first_block = first_block_of(mask);
-            const auto load_k = [&](int n_block) {
+            const auto load_k = [&, tile = tile](int n_block) {
                 storage.k_empty[k_ring.slot].wait(k_ring.parity ^ 1);
                 load(p.k_map, storage.k_full[k_ring.slot], kReadOften, storage.k[k_ring.slot],
                      kBlockN, Traits::kHeadDim, (first_block + n_block) * kBlockN, head_kv,
                      tile.bidb);
                 k_ring.advance();
             };
-            const auto load_v = [&](int n_block) {
+            const auto load_v = [&, tile = tile](int n_block) {
                 storage.v_empty[v_ring.slot].wait(v_ring.parity ^ 1);
                 load(p.v_map, storage.v_full[v_ring.slot], kReadOften, storage.v[v_ring.slot],
                      kBlockN, Traits::kHeadDimV, (first_block + n_block) * kBlockN, head_kv,
@@ -571,7 +586,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 v_ring.advance();
             };
 
-            int n_block = num_blocks_of(mask, tile.m_begin) - 1;
+            int n_block = num_blocks - 1;
             const bool sees_keys = n_block >= 0;
             if (sees_keys) {
                 load_k(n_block);
@@ -623,6 +638,13 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         Tensor tSrK = thr_mma_qk.make_fragment_B(thr_mma_qk.partition_B(sK));
         Tensor tOrVt = thr_mma_pv.make_fragment_B(thr_mma_pv.partition_B(sVt));
         Tensor acc_s = partition_fragment_C(mma_qk, Shape<Int<kGroupM>, Int<kBlockN>>{});
+        // The same of the first half of a block's keys, where the group sees no more of them.
+        typename Traits::TiledMmaHalfQK mma_half_qk;
+        auto thr_mma_half_qk = mma_half_qk.get_thread_slice(thread);
+        Tensor tSrHalfK = thr_mma_half_qk.make_fragment_B(thr_mma_half_qk.partition_B(
+            local_tile(sK, Shape<Int<kHalfN>, Int<Traits::kHeadDim>>{}, make_coord(0, 0, _))));
+        Tensor half_s = make_tensor(
+            acc_s.data(), partition_shape_C(mma_half_qk, Shape<Int<kGroupM>, Int<kHalfN>>{}));
         Tensor acc_o = partition_fragment_C(mma_pv, Shape<Int<kGroupM>, Int<Traits::kHeadDimV>>{});
         Tensor rP = make_tensor<Element>(Shape<Shape<_2, _2, _2>, _1, Int<kBlockN / 16>>{});
         Tensor p_words = recast<uint32_t>(rP);
@@ -631,12 +653,13 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         RingPosition<1> q_ring;
 
         for (;;) {
-            const TileInfo tile = await_tile();
+            const Work work = await_tile();
+            const TileInfo& tile = work.tile;
+            const TileMask& mask = work.mask;
             __syncwarp();
             release(storage.tile_empty);
             if (tile.m_begin < 0) return;
 
-            const TileMask mask = p.mask.tile(tile.m_begin, kBlockM);
             const int group_row = group * kGroupM;  // rows count from the tile's first
             const int row = group_row + thread / 32 * 16 + lane / 4;  // and row + 8
             // Worked out where they are needed: registers are short.
@@ -650,7 +673,11 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
             const int full_begin =
                 kHasExtras ? ceil_div(mask.key_begin(last_row), kBlockN) - first_block : 0;
             const int full_end = mask.key_end(group_row) / kBlockN - first_block;
-            const int num_blocks = num_blocks_of(mask, tile.m_begin);
+            const int num_blocks = work.num_blocks;
+            // The last block of the tile may hold nothing for the group, or a half.
+            const int group_end = mask.key_end(last_row) - first_block * kBlockN;
+            const int group_blocks = max(ceil_div(group_end, kBlockN), 0);
+            const bool is_half = kHasHalf && group_end <= (group_blocks - 1) * kBlockN + kHalfN;
             int n_block = num_blocks - 1;
 
             OnlineSoftmax softmax(p.softmax_scale_log2);
@@ -659,10 +686,14 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
             const auto issue_qk = [&] {
                 issue_product<false>(mma_qk, tSrQ, tSrK(_, _, _, k_ring.slot), acc_s);
             };
-            const auto issue_pv = [&] {
+            const auto issue_half_qk = [&] {
+                issue_product<false>(mma_half_qk, tSrQ, tSrHalfK(_, _, _, k_ring.slot), half_s);
+            };
+            const auto issue_pv = [&](auto keys) {
                 storage.v_full[v_ring.slot].wait(v_ring.parity);
                 warpgroup_fence_operand(rP);
-                issue_product<true>(mma_pv, rP, tOrVt(_, _, _, v_ring.slot), acc_o);
+                issue_product<true>(mma_pv, rP, tOrVt(_, _, _, v_ring.slot), acc_o,
+                                    decltype(keys)::value / 16);
             };
             const auto finish_qk = [&](auto in_flight) {
                 warpgroup_wait<decltype(in_flight)::value>();
@@ -680,7 +711,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 release(storage.v_empty[v_ring.slot]);
                 v_ring.advance();
             };
-            const auto finish_logits = [&] {  // scale, softcap, mask
+            const auto finish_logits = [&](auto& acc_s) {  // scale, softcap, mask
                 if (p.logit_factor != 1.0f) {
                     CUTE_UNROLL
                     for (int i = 0; i < size(acc_s); ++i) acc_s(i) *= p.logit_factor;
@@ -717,65 +748,91 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                     }
                 }
             };
-            const auto first_softmax = [&] {
-                release_k();
-                finish_logits();
-                softmax.step(acc_s);
-                softmax.moves = false;  // O is empty
-            };
             const auto next_softmax = [&] {
                 if constexpr (Traits::kGuesses) {
-                    finish_logits();
+                    finish_logits(acc_s);
                     if (!softmax.guess(acc_s)) {
                         recompute<Traits>(storage.q[group], storage.k[k_ring.slot], acc_s);
-                        finish_logits();
+                        finish_logits(acc_s);
                         softmax.step(acc_s);
                     }
                     release_k();
                 } else {
                     release_k();
-                    finish_logits();
+                    finish_logits(acc_s);
                     softmax.step(acc_s);
                 }
             };
-            const auto convert_p = [&] {
+            const auto convert_p = [&](const auto& s) {
                 CUTE_UNROLL
                 for (int i = 0; i < size(p_words); ++i) {
-                    p_words(i) = pack<Element>(acc_s(2 * i), acc_s(2 * i + 1));
+                    p_words(i) = 2 * i < size(s) ? pack<Element>(s(2 * i), s(2 * i + 1)) : 0;
                 }
             };
+            const auto first_softmax = [&](auto& s) {
+                finish_qk(Int<0>{});
+                release_k();
+                finish_logits(s);
+                softmax.step(s);
+                softmax.moves = false;  // O is empty
+                convert_p(s);
+            };
 
-            if (n_block >= 0) {
+            // Q K^T and softmax of block n_block, P V of the one before, of its first `keys` keys.
+            // O is rescaled while a product runs: Q K^T of this group or, in turns, those of
+            // another.
+            const auto step = [&](auto keys) {
+                take_turn();
+                issue_qk();
+                if (!Traits::kTakesTurns && softmax.moves) rescale(acc_o, softmax.scores_scale);
+                issue_pv(keys);
+                pass_turn();
+                finish_qk(Int<1>{});
+                next_softmax();
+                // The wait for the next K stands here because it is a branch: the assembler would
+                // move the wait for P V, which nothing above depends on, up over the softmax that
+                // is to run under P V.
+                warpgroup_fence_operand(acc_s);
+                if (n_block > 0) await_k();
+                finish_pv();
+                if (Traits::kTakesTurns && softmax.moves) rescale(acc_o, softmax.scores_scale);
+                convert_p(acc_s);
+            };
+
+            if (num_blocks > 0) {
                 storage.q_full[group].wait(q_ring.parity);
                 q_ring.advance();
-                await_k();
-                issue_qk();
-                clear(acc_o);
-                finish_qk(Int<0>{});
-                first_softmax();
-                convert_p();
-                if (n_block > 0) await_k();
-                // O is rescaled while a product runs: Q K^T of this group or, in turns, those of
-                // another.
-                for (--n_block; n_block >= 0; --n_block) {
+            }
+#pragma unroll 1
+            for (; n_block >= group_blocks; --n_block) {
+                if (n_block > 0) {
                     take_turn();
-                    issue_qk();
-                    if (!Traits::kTakesTurns && softmax.moves) rescale(acc_o, softmax.scores_scale);
-                    issue_pv();
                     pass_turn();
-                    finish_qk(Int<1>{});
-                    next_softmax();
-                    // The wait for the next K stands here because it is a branch: the assembler
-                    // would move the wait for P V, which nothing above depends on, up over the
-                    // softmax that is to run under P V.
-                    warpgroup_fence_operand(acc_s);
-                    if (n_block > 0) await_k();
-                    finish_pv();
-                    if (Traits::kTakesTurns && softmax.moves) rescale(acc_o, softmax.scores_scale);
-                    convert_p();
                 }
+                await_k();
+                release_k();
+                storage.v_full[v_ring.slot].wait(v_ring.parity);
+                release(storage.v_empty[v_ring.slot]);
+                v_ring.advance();
+            }
+            if (n_block >= 0) {
+                await_k();
+                if (kHasHalf && is_half) {
+                    issue_half_qk();
+                    clear(acc_o);
+                    first_softmax(half_s);
+                } else {
+                    issue_qk();
+                    clear(acc_o);
+                    first_softmax(acc_s);
+                }
+                if (n_block > 0) await_k();
+                if constexpr (kHasHalf) {
+                    if (is_half && --n_block >= 0) step(Int<kHalfN>{});
+                }
+                for (--n_block; n_block >= 0; --n_block) step(Int<kBlockN>{});
                 if (!Traits::kTakesTurns && softmax.moves) rescale(acc_o, softmax.scores_scale);
-                issue_pv();
+                issue_pv(Int<kBlockN>{});
                 finish_pv();
             } else {
                 clear(acc_o);
@@ -786,7 +843,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
             CUTE_UNROLL
             for (int r = 0; r < 2; ++r) {
                 row_sum[r] = quad_sum(softmax.row_sum[r]);
-                inverse[r] = inverse_row_sum(row_sum[r]);
+                inverse[r] = row_sum[r] == 0.0f ? 0.0f : rcp_approx(row_sum[r]);
             }
             const auto is_inside = [&](int r) { return tile.m_begin + row + 8 * r < p.seqlen_q; };
             if (p.t.lse_ptr != nullptr && lane % 4 == 0) {
@@ -798,50 +855,86 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                     lse[8 * r] = log_sum_exp(softmax.row_max[r] * p.softmax_scale_log2, row_sum[r]);
                 }
             }
-            constexpr int kPieces = Traits::kHeadDimV / 32;  // of 16 bytes a thread and row
-            const int column = 8 * (lane % 4);
-            Element* const o_row = static_cast<Element*>(p.t.o_ptr) +
-                                   tile.bidb * p.t.o_batch_stride + tile.bidh * p.t.o_head_stride +
-                                   (tile.m_begin + row) * p.t.o_row_stride + column;
             // A hidden key has weight 0, but 0 * NaN = NaN: where the tile loaded keys that a row
             // may not see, and O is not finite although the sum of P is, the row is done again.
             const bool hides_keys = full_end < num_blocks || full_begin > 0;
             const int loaded_begin = first_block * kBlockN;
             const int loaded_end =
                 min((first_block + num_blocks) * kBlockN, static_cast<int>(p.mask.seqlen_k));
+            // Whether a row has to be: `words` are a thread's part of it.
+            const auto must_redo = [&](int r, const auto& words) {
+                return hides_keys && !are_finite<Element>(words) && is_inside(r) &&
+                       isfinite(inverse[r]) &&
+                       (loaded_begin < key_begin(r) || key_end(r) < loaded_end);
+            };
             bool redo[2] = {false, false};
-            CUTE_UNROLL
-            for (int r = 0; r < 2; ++r) {
-                uint32_t words[kPieces][4];
+            // O / row_sum, the word of columns 8 * i + 2 * (lane % 4).
+            const auto word_of = [&](int r, int i) {
+                const int at = 4 * i + 2 * r;
+                return pack<Element>(acc_o(at) * inverse[r], acc_o(at + 1) * inverse[r]);
+            };
+            // The warp's first row, and how many of its rows there are.
+            const int warp_row = tile.m_begin + group_row + thread / 32 * 16;
+            const int rows_left = p.seqlen_q - warp_row;
+            Element* const o_ptr = static_cast<Element*>(p.t.o_ptr) +
+                                   tile.bidb * p.t.o_batch_stride + tile.bidh * p.t.o_head_stride +
+                                   warp_row * p.t.o_row_stride;
+            // One instruction, by name: of an assignment the compiler makes four.
+            const auto store = [](Element* to, const uint4& words, bool is_there) {
+                cutlass::arch::global_store<uint4, 16>(words, to, is_there);
+            };
+            constexpr int kGroupsOf8 = Traits::kHeadDimV / 8;
+            if constexpr (Traits::kStagesO) {
+                // kBox columns at a time: four 8 x 8 matrices with one instruction, and out again
+                // line by line. The 16-byte pieces of a row are permuted as TMA does.
+                constexpr int kPieces = kBox / 8, kRowsAtOnce = 32 / kPieces;
+                const int out_row = lane / kPieces, out_piece = lane % kPieces;
+                Element* const o_lane = o_ptr + out_row * p.t.o_row_stride + 8 * out_piece;
+                Element* const staged = storage.o[threadIdx.x / 32 - 4];
+                const auto at = [&](int r, int piece) {
+                    return staged + r * kBox + 8 * (piece ^ (kBox == 64 ? r % 8 : r / 2 % 4));
+                };
+                uint32_t finite[2][kGroupsOf8][1];
                 CUTE_UNROLL
-                for (int i = 0; i < kPieces; ++i) {
+                for (int box = 0; box < kGroupsOf8; box += kPieces) {
                     CUTE_UNROLL
-                    for (int j = 0; j < 4; ++j) {
-                        const int at = 4 * (4 * i + j) + 2 * r;
-                        words[i][j] =
-                            pack<Element>(acc_o(at) * inverse[r], acc_o(at + 1) * inverse[r]);
-                    }
-                    transpose_quad(words[i]);
-                }
-                if (hides_keys) {
-                    uint32_t found = 0;
-                    CUTE_UNROLL
-                    for (int i = 0; i < 4 * kPieces; ++i) {
-                        found |= nonfinite<Element>(words[i / 4][i % 4]);
-                    }
-                    redo[r] = found != 0 && is_inside(r) && isfinite(inverse[r]) &&
-                              (loaded_begin < key_begin(r) || key_end(r) < loaded_end);
-                }
-                if (is_inside(r)) {
-                    Element* const o = o_row + 8 * r * p.t.o_row_stride;
-                    CUTE_UNROLL
-                    for (int i = 0; i < kPieces; ++i) {
-                        const uint32_t (&w)[4] = words[i];
-                        // One instruction, by name: of an assignment the compiler makes four.
-                        if (column + 32 * i < p.head_dim_v) {
-                            cutlass::arch::global_store<uint4, 16>(
-                                make_uint4(w[0], w[1], w[2], w[3]), o + 32 * i, true);
+                    for (int i = 0; i < kPieces; i += 2) {
+                        uint32_t w[4];
+                        CUTE_UNROLL
+                        for (int j = 0; j < 4; ++j) {
+                            w[j] = word_of(j % 2, box + i + j / 2);
+                            finite[j % 2][box + i + j / 2][0] = w[j];
                         }
+                        SM90_U32x4_STSM_N::copy(
+                            w[0], w[1], w[2], w[3],
+                            *reinterpret_cast<uint128_t*>(at(lane % 16, i + lane / 16)));
+                    }
+                    __syncwarp();
+                    CUTE_UNROLL
+                    for (int r = 0; r < 16; r += kRowsAtOnce) {
+                        store(o_lane + r * p.t.o_row_stride + 8 * box,
+                              *reinterpret_cast<const uint4*>(at(r + out_row, out_piece)),
+                              r + out_row < rows_left && 8 * (box + out_piece) < p.head_dim_v);
+                    }
+                    __syncwarp();
+                }
+                CUTE_UNROLL
+                for (int r = 0; r < 2; ++r) redo[r] = must_redo(r, finite[r]);
+            } else {
+                CUTE_UNROLL
+                for (int r = 0; r < 2; ++r) {
+                    uint32_t words[kGroupsOf8 / 4][4];
+                    CUTE_UNROLL
+                    for (int i = 0; i < kGroupsOf8; ++i) words[i / 4][i % 4] = word_of(r, i);
+                    redo[r] = must_redo(r, words);
+                    CUTE_UNROLL
+                    for (int i = 0; i < kGroupsOf8 / 4; ++i) {
+                        transpose_quad(words[i]);
+                        const uint32_t (&w)[4] = words[i];
+                        const int column = 8 * (4 * i + lane % 4);
+                        store(o_ptr + (lane / 4 + 8 * r) * p.t.o_row_stride + column,
+                              make_uint4(w[0], w[1], w[2], w[3]),
+                              is_inside(r) && column < p.head_dim_v);
                     }
                 }
             }

@@ -11,8 +11,7 @@
 
 namespace fa101::sm90 {
 
-// Which queries: the first row, and (batch, head). A warp of its own works it out ahead and tells
-// the others.
+// Which queries: the first row, and (batch, head).
 struct TileInfo {
     int m_begin;  // negative: there are no more tiles
     int bidh, bidb;
@@ -35,20 +34,23 @@ struct KernelTraits {
     static constexpr bool kHasExtras = kHasExtras_;
     // At 192 and 256 the products take so long that nothing waits for the softmax, and three groups
     // have no registers to spare.
-    static constexpr bool kGuesses = kHeadDim <= 128 && kGroups == 2 && !kHasExtras;
+    static constexpr bool kGuesses = kHeadDim <= 128 && kGroups <= 2 && !kHasExtras;
     static constexpr int kGroupM = 64;  // the rows of one wgmma
     static constexpr int kBlockM = kGroupM * kGroups;
     static constexpr int kThreads = 128 * (1 + kGroups);
 
     // setmaxnreg: 65536 registers over the threads of all blocks, moved from the producer to the
     // consumers.
-    static constexpr int kProducerRegisters = kHeadDimV > 192                     ? 24
-                                              : kGroups == 3 || kBlocksPerSm == 2 ? 32
-                                                                                  : 40;
-    static constexpr int kConsumerRegisters = kBlocksPerSm == 2 ? 104
-                                              : kGroups == 3    ? 160
-                                              : kHeadDimV > 192 ? 240
-                                                                : 232;
+    static constexpr int kProducerRegisters = kHeadDimV > 192     ? 24
+                                              : kBlocksPerSm == 3 ? 24
+                                              : kGroups == 3 || (kGroups > 1 && kBlocksPerSm == 2)
+                                                  ? 32
+                                                  : 40;
+    static constexpr int kConsumerRegisters = kGroups == 1        ? (kBlocksPerSm == 2 ? 216 : 136)
+                                              : kBlocksPerSm == 2 ? 104
+                                              : kGroups == 3      ? 160
+                                              : kHeadDimV > 192   ? 240
+                                                                  : 232;
 
     // One TMA box is 64 elements (128 bytes, the swizzle's width) by a tile's rows; a tile is
     // head_dim / 64 boxes, one after the other. That is what these layouts say:
@@ -57,7 +59,10 @@ struct KernelTraits {
     //   Rows of 64 bytes, two for each of the 128 that the banks hold: xor with r / 2 % 4.
     static constexpr int kBox = box_columns(kHeadDim);
     static_assert(kHeadDim % kBox == 0 && kHeadDimV % kBox == 0 && kHeadDim <= 256);
-    static_assert(kBlockN % 16 == 0 && kBlockN <= 256 && (kGroups == 2 || kGroups == 3));
+    static_assert(kBlockN % 16 == 0 && kBlockN <= 256 && kGroups <= 3);
+
+    // At 192 and 256 shared memory is full.
+    static constexpr bool kStagesO = kHeadDim <= 128;
 
     using AtomK = std::conditional_t<kBox == 64, cute::SM90::GMMA::Layout_K_SW128_Atom<Element>,
                                      cute::SM90::GMMA::Layout_K_SW64_Atom<Element>>;
@@ -80,6 +85,16 @@ struct KernelTraits {
         cute::SM90::GMMA::ss_op_selector<
             Element, Element, float,
             cute::Shape<cute::Int<kGroupM>, cute::Int<kBlockN>, cute::Int<kHeadDim>>>()));
+    // Of the first half of a block, where that is compiled.
+#ifdef HALFALL
+    static constexpr int kHalfN = kBlockN == 128 ? 64 : kBlockN;
+#else
+    static constexpr int kHalfN = kHeadDim == 64 && kBlockN == 128 ? 64 : kBlockN;
+#endif
+    using TiledMmaHalfQK = decltype(cute::make_tiled_mma(
+        cute::SM90::GMMA::ss_op_selector<
+            Element, Element, float,
+            cute::Shape<cute::Int<kGroupM>, cute::Int<kHalfN>, cute::Int<kHeadDim>>>()));
     using TiledMmaPV = decltype(cute::make_tiled_mma(
         cute::SM90::GMMA::rs_op_selector<
             Element, Element, float,
@@ -100,8 +115,12 @@ struct KernelTraits {
         FullBarrier q_full[kGroups], k_full[kStages], v_full[kStages];
         EmptyBarrier q_empty[kGroups], k_empty[kStages], v_empty[kStages];
         EmptyBarrier tile_full, tile_empty;
-        // The next tile. Volatile, as the compiler would move plain accesses past a barrier.
+        // The next tile, its mask and its key blocks, worked out ahead by a warp of its own.
+        // Volatile, as the compiler would move plain accesses past a barrier.
         volatile int tile_m_begin, tile_bidh, tile_bidb;
+        volatile int tile_first_key_begin, tile_first_key_end, tile_num_blocks;
+        // Where each warp turns its 16 rows of O from how wgmma spreads them into whole lines.
+        alignas(128) Element o[kStagesO ? 4 * kGroups : 1][kStagesO ? 16 * kBox : 8];
     };
     static constexpr int kSmemBytes = sizeof(SharedStorage);
     static_assert(kBlocksPerSm * (kSmemBytes + 1024) <= 228 * 1024);  // a block's 1 KB is reserved

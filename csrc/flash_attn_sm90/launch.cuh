@@ -6,6 +6,7 @@
 #include <fa101/plan.h>
 
 #include "common/launch.h"
+#include "common/nonce.h"
 #include "common/tile_order.h"
 #include "flash_attn_sm90/kernel.cuh"
 
@@ -70,7 +71,7 @@ CUtensorMap make_tensor_map(const char* name, const void* ptr, int64_t batch, in
 }
 
 template <class Traits>
-KernelParams make_kernel_params(const Problem& problem, const Tensors& t, int* next_tile) {
+KernelParams make_kernel_params(const Problem& problem, const Tensors& t, TileCounter* counter) {
     using Element = typename Traits::Element;
     constexpr int kBox = Traits::kBox;
     KernelParams p;
@@ -98,12 +99,13 @@ KernelParams make_kernel_params(const Problem& problem, const Tensors& t, int* n
     const int num_batch_heads = static_cast<int>(problem.batch * problem.num_heads);
     p.num_tiles = p.num_m_blocks * num_batch_heads;
 
-    const int heads = section_heads(problem);
-    p.num_sections = ceil_div(num_batch_heads, heads);
+    const auto [heads, last_heads] = choose_sections(problem);
+    p.num_sections = std::max(num_batch_heads - last_heads, 0) / heads + 1;
     p.section_tiles = Divider::by(heads * p.num_m_blocks);
     p.section_heads = Divider::by(heads);
     p.last_section_heads = Divider::by(num_batch_heads - (p.num_sections - 1) * heads);
-    p.next_tile = next_tile;
+    p.counter = counter;
+    p.nonce = counter != nullptr ? next_nonce() : 0;
 
     const float scale = problem.softmax_scale;
     p.has_softcap = problem.softcap > 0;
@@ -118,18 +120,16 @@ KernelParams make_kernel_params(const Problem& problem, const Tensors& t, int* n
 }
 
 template <class Traits>
-void run_kernel(const Problem& problem, const Tensors& tensors, int* next_tile, Stream stream) {
+void run_kernel(const Problem& problem, const Tensors& tensors, TileCounter* counter,
+                Stream stream) {
     const auto kernel = flash_attn_sm90_kernel<Traits>;
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    const KernelParams p = make_kernel_params<Traits>(problem, tensors, next_tile);
+    const KernelParams p = make_kernel_params<Traits>(problem, tensors, counter);
     int num_sms = 0;
     check_cuda(
         cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, tensors.device_index),
         "cudaDevAttrMultiProcessorCount");
     const int grid = std::min(p.num_tiles, num_sms * Traits::kBlocksPerSm);
-    if (next_tile != nullptr) {
-        check_cuda(cudaMemsetAsync(next_tile, 0, sizeof(int), cuda_stream), "cudaMemsetAsync");
-    }
     allow_shared_memory(kernel, "flash_attn_sm90_kernel", Traits::kSmemBytes);
     kernel<<<grid, Traits::kThreads, Traits::kSmemBytes, cuda_stream>>>(p);
     check_launch("flash_attn_sm90_kernel", grid, Traits::kThreads, Traits::kSmemBytes);
@@ -141,27 +141,28 @@ void run_hdim(const Plan& plan, const Problem& problem, const Tensors& tensors, 
               Stream stream) {
     const auto run = [&](auto element) {
         using Element = decltype(element);
-        int* next_tile = plan.workspace_bytes > 0 ? static_cast<int*>(workspace) : nullptr;
+        TileCounter* counter =
+            plan.workspace_bytes > 0 ? static_cast<TileCounter*>(workspace) : nullptr;
         if (has_extras(problem)) {
-            return run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, two_groups, true>>(
-                problem, tensors, next_tile, stream);
+            return run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, with_extras, true>>(
+                problem, tensors, counter, stream);
         }
         constexpr int kShortN = short_rows(kHeadDim, kHeadDimV).block_n;
         if constexpr (kShortN != two_groups(kHeadDim, kHeadDimV).block_n) {
             if (plan.tile.block_n == kShortN) {
                 return run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, short_rows>>(
-                    problem, tensors, next_tile, stream);
+                    problem, tensors, counter, stream);
             }
         }
         constexpr Config kMost = most_groups(kHeadDim, kHeadDimV);
         if constexpr (kMost.groups > 2) {
             if (plan.tile.block_m == kMost.block_m()) {
                 return run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, most_groups>>(
-                    problem, tensors, next_tile, stream);
+                    problem, tensors, counter, stream);
             }
         }
         run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, two_groups>>(problem, tensors,
-                                                                           next_tile, stream);
+                                                                           counter, stream);
     };
     if (problem.dtype_q == DType::kFloat16) {
         run(cutlass::half_t{});

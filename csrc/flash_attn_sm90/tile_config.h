@@ -66,13 +66,16 @@ constexpr Config short_rows(int head_dim, int head_dim_v) {
 }
 
 // A window or softcap: kernels of their own, one for both, as a window's bounds and the tanh take
-// registers and instructions that the plain ones lack.
+// registers and instructions that the plain ones lack. At 256 so many that 80 keys would spill.
 inline bool has_extras(const Problem& p) { return p.has_left_bound() || p.softcap > 0; }
+constexpr Config with_extras(int head_dim, int head_dim_v) {
+    return head_dim == 256 ? short_rows(head_dim, head_dim_v) : two_groups(head_dim, head_dim_v);
+}
 
 inline Config config_for(const Problem& p, int num_sms, HeadDims tile) {
     const int head_dim = tile.qk;
+    if (has_extras(p)) return with_extras(tile.qk, tile.v);
     const Config two = two_groups(tile.qk, tile.v);
-    if (has_extras(p)) return two;
     // Rows that tiles of so many groups compute, the empty ones of the last tile among them.
     const auto rows = [&p](int64_t groups) {
         return groups * 64 * ceil_div<int64_t>(p.seqlen_q, groups * 64);
@@ -92,13 +95,13 @@ inline Config config_for(const Problem& p, int num_sms, HeadDims tile) {
     return three ? most_groups(tile.qk, tile.v) : two;
 }
 
-// Blocks fetch the number of their next tile from a counter in the workspace. A few tiles of the
-// same length are as well dealt out in advance, and so are tiles that all run at once, which saves
-// clearing the counter (1.8 us).
+// Blocks fetch the number of their next tile from a counter in the workspace, but where all tiles
+// run at once on an H200.
+constexpr int kTileCounterBytes = 16;
 inline bool has_counter(const Tile& tile, const Problem& p) {
     const int64_t tiles = p.batch * p.num_heads * ceil_div<int64_t>(p.seqlen_q, tile.block_m);
     const bool are_twins = tile.head_dim == kTwinsHeadDim && tile.block_n == kTwins.block_n;
-    return tiles > (!p.has_right_bound() ? 512 : are_twins ? 256 : 64);
+    return tiles > (are_twins ? 256 : 128);
 }
 
 }  // namespace fa101::sm90

@@ -85,8 +85,6 @@
 
 namespace fa101::sm90_split_d {
 
-using sm90::quad_max;
-using sm90::quad_sum;
 using sm90::row_of;
 
 struct KernelParams : sm90::KernelParams {  // its row blocks are those of a cluster
@@ -395,10 +393,10 @@ __global__ void __cluster_dims__(Traits::kCluster, 1, 1) __launch_bounds__(Trait
             CUTE_UNROLL
             for (int i = 0; i < size(acc_s); i += 8) {
                 const int chunk = (i / 4 + lane / 16) ^ (to_row % 8);
-                SM90_U32x4_STSM_N::copy(sm90::pack<Element>(acc_s(i), acc_s(i + 1)),
-                                        sm90::pack<Element>(acc_s(i + 2), acc_s(i + 3)),
-                                        sm90::pack<Element>(acc_s(i + 4), acc_s(i + 5)),
-                                        sm90::pack<Element>(acc_s(i + 6), acc_s(i + 7)),
+                SM90_U32x4_STSM_N::copy(pack<Element>(acc_s(i), acc_s(i + 1)),
+                                        pack<Element>(acc_s(i + 2), acc_s(i + 3)),
+                                        pack<Element>(acc_s(i + 4), acc_s(i + 5)),
+                                        pack<Element>(acc_s(i + 6), acc_s(i + 7)),
                                         *reinterpret_cast<uint128_t*>(to + 8 * chunk));
             }
             cutlass::arch::fence_view_async_shared();
@@ -459,7 +457,7 @@ __global__ void __cluster_dims__(Traits::kCluster, 1, 1) __launch_bounds__(Trait
                 for (int j = 0; j < 4; ++j) {
                     const int i = 4 * (d / 8 + j) + 2 * r;
                     zero = fmaf(acc_o(i), 0.0f, fmaf(acc_o(i + 1), 0.0f, zero));
-                    word[j] = sm90::pack<Element>(acc_o(i) * inverse[r], acc_o(i + 1) * inverse[r]);
+                    word[j] = pack<Element>(acc_o(i) * inverse[r], acc_o(i + 1) * inverse[r]);
                     if (!sees_a_key) word[j] = 0;
                 }
                 sm90::transpose_quad(word);

@@ -18,7 +18,7 @@ struct Sizes {
 
 template <class Traits>
 KernelParams make_kernel_params(const Problem& problem, const Tensors& t) {
-    KernelParams p{sm90::make_kernel_params<Sizes<Traits>>(problem, t, /*next_tile=*/nullptr), 0};
+    KernelParams p{sm90::make_kernel_params<Sizes<Traits>>(problem, t, /*counter=*/nullptr), 0};
     if (problem.seqlen_k > 0) {
         p.v_map = sm90::make_tensor_map<typename Traits::Element, Traits::kBox>(
             "v", t.v_ptr, problem.batch, problem.num_heads_kv, problem.seqlen_k, problem.head_dim_v,

@@ -5,16 +5,15 @@
 #include "build_config.h"
 #include "common/built_head_dims.h"
 #include "common/mask.h"
+#include "common/nonce.h"
 #include "flash_decode/splits.h"
 #include "flash_decode/tile_config.h"
 #include "flash_decode_tf32/family.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <random>
 #include <string>
 
 namespace fa101::flash_decode {
@@ -64,22 +63,6 @@ Partials with_grid(Partials partials, const Plan& plan, const Problem& p, void* 
 constexpr bool kIsBuilt = FA101_HAS_CUDA && sizeof(FA101_CUTE_ARCHS) > 1;
 
 }  // namespace
-
-uint64_t next_nonce() {
-    static std::atomic<uint64_t> counter = [] {
-        std::random_device random;
-        return (uint64_t{random()} << 32) | random();
-    }();
-    uint64_t x = 0;
-    while (x == 0) {
-        // SplitMix64 (Steele, Lea, Flood 2014): a permutation, so no number comes twice.
-        x = counter += 0x9e3779b97f4a7c15u;
-        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-        x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-        x ^= x >> 31;
-    }
-    return x;
-}
 
 // float32 has a kernel of its own, which shares the splits; a second kernel merges its parts.
 std::string supports(const Problem& p, const DeviceInfo& device) {

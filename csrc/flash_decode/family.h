@@ -34,9 +34,6 @@ struct Partials {
     Divider group;                               // query heads of a key/value head
 };
 
-// A number that no other launch of this process had, and what lies in memory hardly is; never 0.
-uint64_t next_nonce();
-
 // One translation unit each, for the head_dims of tile_config.h.
 void run_hdim64(const Plan&, const Problem&, const Tensors&, const Partials&, Stream);
 void run_hdim96(const Plan&, const Problem&, const Tensors&, const Partials&, Stream);

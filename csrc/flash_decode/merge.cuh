@@ -15,9 +15,8 @@
 // stream-K counts on it too. So when one that merges runs, all that it waits for have started, and
 // those wait for nobody: no deadlock, whatever else the GPU does.
 //
-// Nobody clears the workspace, so a flag is set when it equals the launch's `nonce`, 64 bits that
-// no launch before had; what else the memory may hold equals it by a chance of 2^-64. Who has seen
-// a flag clears it: a CUDA graph brings the same nonce again.
+// Nobody clears the workspace, so a flag is up when it equals the launch's nonce (common/nonce.h).
+// Who has seen it takes it down.
 //
 // A batch of parts is on its way at once, up to 8 KB a warp. They are absorbed as the online
 // softmax absorbs keys, in the order of the splits, in which their blocks started. It depends on
@@ -27,6 +26,7 @@
 #include <fa101/params.h>
 
 #include "common/divider.h"
+#include "common/flag.cuh"
 #include "common/mask.h"
 #include "common/memory.cuh"
 #include "common/online_softmax.h"
@@ -42,24 +42,6 @@ __device__ __forceinline__ KeyRange keys_of_tile(const Mask& mask, int first_row
     return {mask.key_begin(group.quotient(first_row)), mask.key_end(group.quotient(last_row))};
 }
 
-// What the block wrote before its last barrier is seen by who sees the flag, and acquires.
-__device__ __forceinline__ void publish(uint64_t* flag, uint64_t nonce) {
-    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(nonce) : "memory");
-}
-__device__ __forceinline__ void wait_and_clear(uint64_t* flag, uint64_t nonce) {
-    uint64_t value = 0;
-    while (true) {
-        asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
-        if (value == nonce) break;
-        __nanosleep(32);
-    }
-    *flag = 0;
-}
-// Once for many flags: an acquire with every look would empty the L1 of the blocks that read keys.
-__device__ __forceinline__ void acquire() {
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");
-    __syncwarp();
-}
 // Past L1, which may hold what was there before.
 __device__ __forceinline__ Float4 load_part(const float* src) {
     const float4 x = __ldcg(reinterpret_cast<const float4*>(src));
@@ -134,8 +116,13 @@ __device__ __forceinline__ void merge_parts(const Problem& problem, const Tensor
         const int64_t first_part = static_cast<int64_t>(row) * partials.num_splits + first;
         const auto is_there = [&](int i) { return 0 <= first && first + i < num_parts; };
         const bool has_part = lane < kBatch && is_there(lane);
-        if (has_part) wait_and_clear(partials.flags + first_part + lane, partials.nonce);
+        if (has_part) {
+            uint64_t* const flag = partials.flags + first_part + lane;
+            await_flag(flag, partials.nonce);
+            *flag = 0;
+        }
         acquire();
+        __syncwarp();
         const float lane_lse = has_part ? __ldcg(partials.lse + first_part + lane) : -INFINITY;
         Float4 parts[kBatch][kVectors] = {};
 #pragma unroll

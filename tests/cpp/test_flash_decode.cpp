@@ -2,6 +2,7 @@
 #include <fa101/plan.h>
 
 #include "common/mask.h"
+#include "common/nonce.h"
 #include "flash_decode/family.h"
 #include "flash_decode/splits.h"
 
@@ -235,7 +236,7 @@ TEST_CASE("no two launches have the same nonce, from whatever threads") {
     std::vector<std::thread> threads;
     for (auto& nonces : drawn) {
         threads.emplace_back([&nonces] {
-            for (int i = 0; i < 10000; ++i) nonces.push_back(flash_decode::next_nonce());
+            for (int i = 0; i < 10000; ++i) nonces.push_back(next_nonce());
         });
     }
     for (std::thread& thread : threads) thread.join();
