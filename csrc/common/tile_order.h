@@ -29,7 +29,7 @@ struct Sections {
 inline Sections choose_sections(const Problem& p) {
     const int few = section_heads(p, 4 << 20);
     if (few < 2) return {section_heads(p), section_heads(p)};
-    return {few, section_heads(p, 16 << 20)};
+    return {few, section_heads(p)};
 }
 
 }  // namespace fa101

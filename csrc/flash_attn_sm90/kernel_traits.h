@@ -86,11 +86,7 @@ struct KernelTraits {
             Element, Element, float,
             cute::Shape<cute::Int<kGroupM>, cute::Int<kBlockN>, cute::Int<kHeadDim>>>()));
     // Of the first half of a block, where that is compiled.
-#ifdef HALFALL
-    static constexpr int kHalfN = kBlockN == 128 ? 64 : kBlockN;
-#else
     static constexpr int kHalfN = kHeadDim == 64 && kBlockN == 128 ? 64 : kBlockN;
-#endif
     using TiledMmaHalfQK = decltype(cute::make_tiled_mma(
         cute::SM90::GMMA::ss_op_selector<
             Element, Element, float,

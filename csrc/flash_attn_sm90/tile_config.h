@@ -81,9 +81,8 @@ inline Config config_for(const Problem& p, int num_sms, HeadDims tile) {
         return groups * 64 * ceil_div<int64_t>(p.seqlen_q, groups * 64);
     };
     const int64_t tiles = p.batch * p.num_heads * rows(2) / 128;
-    const bool is_short = p.seqlen_k <= (p.has_right_bound() ? 4096 : 1024);
-    if (head_dim == kTwinsHeadDim && is_short && tiles > num_sms) return kTwins;
-    if (head_dim == 256 && p.seqlen_k <= (p.has_right_bound() ? 1024 : 512)) {
+    if (head_dim == kTwinsHeadDim && p.seqlen_k <= 1024 && tiles > num_sms) return kTwins;
+    if (head_dim == 256 && p.seqlen_k <= (p.has_right_bound() ? 2048 : 512)) {
         return short_rows(tile.qk, tile.v);
     }
     // Each SM has one tile at most: the shorter ends earlier.

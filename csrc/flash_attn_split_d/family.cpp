@@ -85,7 +85,7 @@ Tile tile(const Problem& p, const DeviceInfo& device) {
 Splits splits(const Problem& p, const DeviceInfo& device) {
     if (p.dtype_q == DType::kFloat32) return split_d_tf32::splits(p, device);
     const TileConfig& tile = *find_tile(p, device, device.smem_per_block);
-    return flash_decode::splits_if_idle(p, num_blocks(p, tile), std::max(device.num_sms, 1),
+    return flash_decode::splits_if_idle(p, num_blocks(p, tile), flash_decode::Slots::of(device, 1),
                                         tile.block_n);
 }
 

@@ -77,7 +77,7 @@ Tile tile(const Problem& p, const DeviceInfo& device) {
 
 Splits splits(const Problem& p, const DeviceInfo& device) {
     const TileConfig& tile = *find_tile(p, device.smem_per_block);
-    const int64_t slots = tile.blocks_per_sm() * std::max(device.num_sms, 1);
+    const auto slots = flash_decode::Slots::of(device, tile.blocks_per_sm());
     return flash_decode::splits_if_idle(p, blocks_per_split(p, tile), slots, kBlockN);
 }
 

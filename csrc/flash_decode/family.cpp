@@ -101,8 +101,7 @@ Tile tile(const Problem& p, const DeviceInfo& device) {
 Splits splits(const Problem& p, const DeviceInfo& device) {
     if (p.dtype_q == DType::kFloat32) return decode_tf32::splits(p, device);
     const TileConfig& tile = *find_tile(p);
-    return choose_splits(p, blocks_per_split(p, tile), 2 * std::max(device.num_sms, 1),
-                         tile.block_n);
+    return choose_splits(p, blocks_per_split(p, tile), Slots::of(device, 2), tile.block_n);
 }
 
 int64_t workspace(const Plan& plan, const Problem& p) {

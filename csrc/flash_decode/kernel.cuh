@@ -19,7 +19,7 @@
 // through shared memory. With more rows it is the block, as in lesson 3.
 //
 // Bytes: K and V once per tile of rows. A split writes 4 * head_dim_v bytes a row, which are read
-// again; see kMinKeys in splits.h for what that costs. A multiprocessor's share of an H200's 4.8
+// again; see min_keys in splits.h for what that costs. A multiprocessor's share of an H200's 4.8
 // TB/s is 36 KB a microsecond, about what a load takes to arrive, so more than that must be on its
 // way at any time: kStages - 1 tiles ahead, in two blocks a multiprocessor, are 128 KB. K and V are
 // separate groups of cp.async: Q K^T starts when K is there.

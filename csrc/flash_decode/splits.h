@@ -21,23 +21,36 @@ namespace fa101::flash_decode {
 inline int64_t typical_seqlen_k(const Problem& p) { return p.seqlen_q > 256 ? p.seqlen_q : 8192; }
 
 // Fewest keys of a split. A row's part of O is 8 bytes a column, written and read; K and V are 4
-// bytes a column and key, or 8. That is 3 % for 4 rows, 25 % for 32, served by L2 in part.
-constexpr int kMinKeys = 256;
+// bytes a column and key, or 8. That is 6 % for 4 rows and 128 keys, 25 % for 32 and 256, served by
+// L2 in part.
+inline int min_keys(const Problem& p) { return p.seqlen_q * p.group_size() <= 16 ? 128 : 256; }
 
-// The number of splits with which a typical tile of rows is done first. A slot for blocks works
-// through a split of each wave; the start of a block takes it 1.5 us, in which it would read 27 KB
-// (4.8 TB/s over 264 slots), some 64 keys.
-inline int splits_per_wave(const Problem& p, int64_t blocks_per_split, int64_t slots) {
-    constexpr double kStart = 64;
+// Where blocks run.
+struct Slots {
+    int64_t num_sms, per_sm;
+    static Slots of(const DeviceInfo& device, int per_sm) {
+        return {std::max(device.num_sms, 1), per_sm};
+    }
+};
+
+// The number of splits with which a typical tile of rows is done first, by a model of a GPU that
+// memory keeps waiting. A multiprocessor reads as fast for one block as for all it can hold, but
+// for a percent; the start of a block takes 1.5 us, in which an H200's would read some 64 keys of
+// head_dim 128, and so does a merge, twice that.
+inline int splits_per_wave(const Problem& p, int64_t blocks_per_split, const Slots& slots) {
+    constexpr double kStart = 64, kMerge = 120, kAlone = 1.01;
     const int64_t typical = typical_seqlen_k(p);
     const int64_t most =
-        std::max(slots / std::max<int64_t>(blocks_per_split, 1), typical / kMinKeys);
+        std::max(slots.per_sm * slots.num_sms / std::max<int64_t>(blocks_per_split, 1),
+                 typical / min_keys(p));
     int64_t best = 1;
     double least = std::numeric_limits<double>::infinity();
     for (int64_t splits = 1; splits <= most; ++splits) {
-        const auto waves = static_cast<double>(ceil_div(blocks_per_split * splits, slots));
-        const double keys = static_cast<double>(typical) / static_cast<double>(splits);
-        const double cost = waves * (keys + kStart);
+        const int64_t load = ceil_div(blocks_per_split * splits, slots.num_sms);
+        const double keys = static_cast<double>(load * typical) / static_cast<double>(splits);
+        const double cost = keys * (load < slots.per_sm ? kAlone : 1.0) +
+                            kStart * static_cast<double>(ceil_div(load, slots.per_sm)) +
+                            (splits > 1 ? kMerge : 0.0);
         if (cost < least) best = splits, least = cost;
     }
     return static_cast<int>(best);
@@ -49,7 +62,7 @@ inline KeySplits key_splits(const Problem& p, int per_wave, int step) {
     KeySplits splits;
     splits.per_wave = per_wave;
     if (p.num_splits > 0) return splits;
-    splits.min_steps = Divider::by(kMinKeys / step);
+    splits.min_steps = Divider::by(min_keys(p) / step);
     if (p.batch > 1) {
         const int64_t most = std::max<int64_t>(ceil_div<int64_t>(typical_seqlen_k(p), per_wave),
                                                per_wave == 1 ? 8192 : 2048);
@@ -59,7 +72,8 @@ inline KeySplits key_splits(const Problem& p, int per_wave, int step) {
 }
 
 // With a number of splits that the caller gives: so many, if there are as many steps.
-inline Splits choose_splits(const Problem& p, int64_t blocks_per_split, int64_t slots, int step) {
+inline Splits choose_splits(const Problem& p, int64_t blocks_per_split, const Slots& slots,
+                            int step) {
     constexpr int64_t kMax = std::numeric_limits<int>::max();
     const int per_wave = p.num_splits > 0 ? static_cast<int>(std::min(p.num_splits, kMax))
                                           : splits_per_wave(p, blocks_per_split, slots);
@@ -69,8 +83,8 @@ inline Splits choose_splits(const Problem& p, int64_t blocks_per_split, int64_t 
 
 // The splits of a kernel that has enough to do without: none from two waves of blocks on, where the
 // parts would be many and would gain little.
-inline Splits splits_if_idle(const Problem& p, int64_t blocks, int64_t slots, int step) {
-    if (blocks >= 2 * slots && p.num_splits == 0) return {};
+inline Splits splits_if_idle(const Problem& p, int64_t blocks, const Slots& slots, int step) {
+    if (blocks >= 2 * slots.per_sm * slots.num_sms && p.num_splits == 0) return {};
     return choose_splits(p, blocks, slots, step);
 }
 

@@ -59,7 +59,7 @@ Tile tile(const Problem& p, const DeviceInfo& device) {
 Splits splits(const Problem& p, const DeviceInfo& device) {
     const TileConfig& tile = *find_tile(p, device);
     return flash_decode::choose_splits(p, blocks_per_split(p, tile),
-                                       2 * std::max(device.num_sms, 1), tile.block_n);
+                                       flash_decode::Slots::of(device, 2), tile.block_n);
 }
 
 void run(const Plan& plan, const Problem& problem, const Tensors& tensors, const Partials& partials,

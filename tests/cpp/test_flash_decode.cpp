@@ -145,8 +145,8 @@ TEST_CASE("splits depend on a tile's own keys, not on the capacity or on other l
 }
 
 TEST_CASE("one sequence is one wave of blocks, a large batch has nothing to merge") {
-    CHECK(num_splits(decode(1, 32, 8, 8192)) == 32);  // not less than 256 keys
-    for (int64_t seqlen_k : {8448, 65536, 131072, 1 << 20}) {
+    CHECK(num_splits(decode(1, 32, 8, 1024)) == 8);  // not less than 128 keys
+    for (int64_t seqlen_k : {8192, 65536, 131072, 1 << 20}) {
         CHECK(num_splits(decode(1, 32, 8, seqlen_k)) == 33);  // 264 blocks, two a multiprocessor
         CHECK(num_splits(decode(1, 8, 8, seqlen_k, 128, DType::kFloat32)) == 33);
     }
@@ -154,6 +154,7 @@ TEST_CASE("one sequence is one wave of blocks, a large batch has nothing to merg
     CHECK(num_splits(decode(4, 32, 8, 8192)) == 8);
     CHECK(num_splits(decode(8, 32, 8, 8192)) == 4);
     CHECK(num_splits(decode(8, 32, 8, 65536)) == 32);  // pieces of 2048: others may be short
+    CHECK(num_splits(decode(16, 32, 8, 8192)) == 1);  // a block alone on its SM reads as fast
     CHECK(num_splits(decode(64, 32, 8, 8192)) == 1);
     CHECK(num_splits(decode(64, 32, 8, 65536)) == 8);
     CHECK(num_splits(decode(16, 32, 32, 4096)) == 1);
@@ -162,8 +163,8 @@ TEST_CASE("one sequence is one wave of blocks, a large batch has nothing to merg
 }
 
 TEST_CASE("where one wave would be half empty, several are") {
-    CHECK(num_splits(decode(150, 4, 1, 8192)) == 7);  // 1050 blocks for 4 * 264 slots
-    CHECK(num_splits(decode(100, 4, 1, 8192)) == 5);
+    CHECK(num_splits(decode(150, 4, 1, 8192)) == 7);  // 1050 blocks, eight for each of 132 SMs
+    CHECK(num_splits(decode(100, 4, 1, 8192)) == 13);  // ten for each of 132 SMs
     CHECK(num_splits(decode(260, 4, 1, 8192)) == 1);
 }
 

@@ -180,8 +180,7 @@ TEST_CASE("sm90's tile follows the problem; its counter, where needed, is in the
         return plan(p, kH200, "sm90").tile;
     };
     CHECK(tile(64, 4096, false).block_m == 192);
-    CHECK(tile(64, 4096, true).block_n == 48);  // two blocks a multiprocessor
-    CHECK(tile(64, 8192, true).block_m == 192);
+    CHECK(tile(64, 4096, true).block_m == 192);
     CHECK(tile(64, 256, false).block_m == 128);  // 192 would compute half as many rows again
     CHECK(tile(64, 1024, true).block_m == 128);
     CHECK(tile(64, 1024, false).block_m == 128);  // 128 tiles: less than one for each SM
@@ -189,7 +188,8 @@ TEST_CASE("sm90's tile follows the problem; its counter, where needed, is in the
     CHECK(tile(128, 1024, false).block_n == 128);
     CHECK(tile(128, 16384, false).block_n == 80);
     CHECK(tile(256, 512, false).block_n == 64);
-    CHECK(tile(256, 1024, true).block_n == 64);
+    CHECK(tile(256, 2048, true).block_n == 64);
+    CHECK(tile(256, 4096, true).block_n == 80);
     CHECK(tile(256, 1024, false).block_n == 80);
     for (int head_dim : {64, 96, 128, 192, 256}) {
         CHECK(tile(head_dim - 8, 1024, false).head_dim == head_dim);
@@ -210,9 +210,9 @@ TEST_CASE("sm90's tile follows the problem; its counter, where needed, is in the
     };
     CHECK(workspace(16, 256, false) == 0);
     CHECK(workspace(16, 256, true) == 0);  // two blocks an SM: all tiles run at once
-    CHECK(workspace(17, 256, true) == 4);
+    CHECK(workspace(17, 256, true) == 16);
     CHECK(workspace(1, 256, true) == 0);
-    CHECK(workspace(100, 256, false) == 4);
+    CHECK(workspace(100, 256, false) == 16);
 }
 
 TEST_CASE("head_dim_v of its own: the tile holds both; 192 x 128 is a tile") {
