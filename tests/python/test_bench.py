@@ -585,13 +585,14 @@ class FakeEvent:
 
 
 class TestPages:
-    def test_are_shuffled_and_right(self):
+    @pytest.mark.parametrize(("page_size", "name"), [(None, "cached"), (16, "paged-16")])
+    def test_are_shuffled_and_right(self, page_size, name):
         case = Case("decode", 2, 4, 1, 64, 16, "float32", num_heads_kv=2)
-        assert run(peers.fa101_paged(16), case=case)["paged-16"]["status"] == "ok"
+        assert run(peers.fa101_cached(page_size), case=case)[name]["status"] == "ok"
 
     def test_must_be_whole(self):
         case = Case("decode", 2, 4, 1, 40, 16, "float32", num_heads_kv=2)
-        result = run(peers.fa101_paged(16), case=case)["paged-16"]
+        result = run(peers.fa101_cached(16), case=case)["paged-16"]
         assert result["status"] == "skipped"
         assert "no whole pages of 16" in result["reason"]
 

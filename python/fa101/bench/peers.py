@@ -87,7 +87,7 @@ def fa101_contenders(device_type: str, suite: str) -> dict[str, Contender]:
         names = ["auto"] + [f"{k['name']}:{s}" for k in kernels for s in k["strategies"]]
     contenders = {name: fa101_kernel(name) for name in names}
     if suite == "decode":
-        contenders |= {f"paged-{size}": fa101_paged(size) for size in (16, 64)}
+        contenders |= {c.name: c for c in map(fa101_cached, (None, 16, 64))}
         contenders["fp8"] = fa101_fp8()
     return contenders
 
@@ -175,17 +175,18 @@ def shuffled_pages(
     return (pages(k), pages(v)), table.to(torch.int32)
 
 
-def fa101_paged(page_size: int) -> Contender:
-    """flash_attention_with_kvcache on the same keys in shuffled pages."""
+def fa101_cached(page_size: int | None) -> Contender:
+    """flash_attention_with_kvcache, lengths on the device, on the same keys in shuffled pages; None:
+    in one piece."""
     import fa101
 
     def prepare(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Call:
-        (k, v), table = shuffled_pages(case, page_size, k.transpose(1, 2), v.transpose(1, 2))
-        options: dict[str, Any] = {
-            "seqlens_k": torch.full_like(table[: case.batch], case.seqlen_k),
-            "page_table": table.view(case.batch, -1),
-            "causal": case.causal,
-        }
+        lengths = torch.full((case.batch,), case.seqlen_k, dtype=torch.int32, device=k.device)
+        options: dict[str, Any] = {"seqlens_k": lengths, "causal": case.causal}
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        if page_size is not None:
+            (k, v), table = shuffled_pages(case, page_size, k, v)
+            options["page_table"] = table.view(case.batch, -1)
         out = torch.full_like(q, float("nan"))
 
         def call() -> Tensor:
@@ -200,7 +201,8 @@ def fa101_paged(page_size: int) -> Contender:
             raise UnfitError(str(error)) from None
         return call
 
-    return Contender(f"paged-{page_size}", prepare, is_peer=False)
+    name = "cached" if page_size is None else f"paged-{page_size}"
+    return Contender(name, prepare, is_peer=False)
 
 
 def fa101_fp8() -> Contender:
