@@ -437,8 +437,9 @@ nb::object remember(nb::dict kept, nb::handle make, const nb::args& arguments) {
     if (is_hashable) {
         if (kept.size() >= kMost) kept.clear();
         kept[hashed] = answer;
-        recent[oldest] = {kept, arguments, answer};
-        oldest = (oldest + 1) % recent.size();
+        Recent replaced{kept, arguments, answer};
+        std::swap(recent[oldest], replaced);
+        oldest = (oldest + 1) % recent.size();  // before `replaced` goes, which may call again
     }
     return answer;
 }

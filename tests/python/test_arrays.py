@@ -669,6 +669,23 @@ def test_remember():
     assert 0 < len(kept) <= 256
 
 
+def test_remember_while_remembering():
+    """An argument may call again as it is dropped: each call keeps its own answer."""
+
+    class Last:
+        def __del__(self):
+            inner.append(_fa101.remember(others, lambda _: object(), "inner"))
+
+    others, inner = {}, []
+    _fa101.remember({}, lambda _: object(), Last())
+    for number in range(8):  # more than are kept at hand
+        outer = _fa101.remember({}, lambda _: object(), number)
+        if inner:
+            break
+    assert _fa101.remember(others, lambda _: object(), "inner") is inner[0]
+    assert inner[0] is not outer
+
+
 def test_kept_options_are_no_leak():
     """Nothing is printed when the process ends."""
     program = (
