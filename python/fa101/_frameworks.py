@@ -291,12 +291,15 @@ class Torch(Framework):
         if self._is_transformed():
             torch = self._torch
             levels = self._forward_ad._current_level
+            is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
             from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+            # All transforms but vmap wrap what is made inside them: the result, too.
+            wrap_all = self._transforms() is not None and is_wrapped(torch.empty(0))
             for name, x in named.items():
                 if torch._C._is_tracing() or get_proxy_mode() is not None:
                     raise TypeError(f"{name} is being traced; fa101 cannot be traced")
-                if torch._C._functorch.is_functorch_wrapped_tensor(x):
+                if wrap_all or is_wrapped(x):
                     raise TypeError(
                         f"{name} is inside a torch.func transform (vmap, grad, jvp); "
                         "fa101 cannot be transformed"

@@ -248,6 +248,12 @@ def test_torch_transforms_are_refused():
         torch.func.grad(lambda q: f(q).sum())(q)
     with pytest.raises(TypeError, match=r"q is inside a torch\.func transform"):
         torch.func.jvp(f, (q,), (q,))
+    # Those that wrap the result, too, though no argument is.
+    for transform in (torch.func.grad, torch.func.functionalize):
+        with pytest.raises(TypeError, match=r"q is inside a torch\.func transform"):
+            transform(lambda x: (f(q) * x).sum())(torch.tensor(2.0))
+    doubled = torch.func.vmap(lambda x: f(q) * x)(torch.tensor([1.0, 2.0]))
+    assert torch.equal(doubled, torch.stack([f(q), 2 * f(q)]))
     with pytest.raises(TypeError, match="q is being traced"):
         make_fx(f)(q)
     with pytest.raises(TypeError, match="q is being traced"):
