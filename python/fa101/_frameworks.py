@@ -79,6 +79,11 @@ def _counts_elements(x: Any) -> bool:
     return all(stride % x.itemsize == 0 for stride in x.strides)
 
 
+def _out_shape(q_shape: tuple[int, ...], v_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """q's with the head_dim of v. A v of no axes is refused further down."""
+    return (*q_shape[:-1], *(v_shape[-1:] or (1,)))
+
+
 def _lse_shape(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
     """(batch, heads, seqlen_q). A q that has not 4 axes is refused further down."""
     return (shape[0], shape[2], shape[1]) if layout == "bshd" and len(shape) == 4 else shape[:3]
@@ -318,7 +323,7 @@ class Torch(Framework):
             order: Sequence[int] = range(q.ndim)
         else:
             order = _axis_order(q.stride())
-        shape = (*q.shape[:-1], *v.shape[-1:])
+        shape = _out_shape(q.shape, v.shape)
         dense = torch.empty([shape[i] for i in order], dtype=q.dtype, device=q.device)
         return dense.permute(_inverse(order))
 
@@ -422,7 +427,7 @@ class Numpy(Framework):
         return out
 
     def empty_out(self, q: Any, v: Any) -> Any:
-        shape = (*q.shape[:-1], *v.shape[-1:])
+        shape = _out_shape(q.shape, v.shape)
         order = _axis_order(q.strides) if q.ndim and not q.flags.c_contiguous else range(q.ndim)
         dense = self._xp.empty([shape[i] for i in order], dtype=q.dtype)
         return dense.transpose(_inverse(order))
@@ -552,7 +557,7 @@ class Jax(Framework):
         return _fa101.cuda_empty(shape, self._np.dtype(dtype).name, q.__dlpack_device__()[1])
 
     def empty_out(self, q: Any, v: Any) -> Any:
-        return self._empty((*q.shape[:-1], *v.shape[-1:]), q.dtype, q)
+        return self._empty(_out_shape(q.shape, v.shape), q.dtype, q)
 
     def empty_lse(self, q: Any, layout: str) -> Any:
         return self._empty(_lse_shape(q.shape, layout), "float32", q)

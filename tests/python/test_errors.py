@@ -163,6 +163,7 @@ def test_kernel_of_the_other_device():
         (((), (), ()), "q has 0 dimensions"),
         (((1,) * 5, (1,) * 5, (1,) * 5), "q has 5 dimensions"),
         (((1, 1, 2, 4), (1, 2, 4), (1, 1, 2, 4)), "k has 3 dimensions"),
+        (((1, 1, 2, 4), (1, 1, 2, 4), ()), "v has 0 dimensions"),
         (((2, 1, 2, 4), (1, 1, 2, 4), (2, 1, 2, 4)), "k has batch 1 but q has 2; they must be"),
         (((1, 1, 2, 4), (1, 1, 2, 5), (1, 1, 2, 4)), "k has head_dim 5 but q has 4"),
         (((1, 1, 2, 4), (1, 1, 3, 4), (1, 1, 2, 4)), "v has seqlen 2 but k has 3"),
