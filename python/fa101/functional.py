@@ -482,6 +482,8 @@ def _checked_options(
         ("align", align), ("layout", layout), ("kernel", kernel), ("strategy", strategy)
     ):  # fmt: skip
         _require_type(name, text, str, "a string")
+        if not text.isprintable():  # C++ would end the error's text at a NUL
+            raise ValueError(f"{name} is {text!r}; it must be a name, of printable characters")
     if softmax_scale is not None:
         softmax_scale = _number("softmax_scale", softmax_scale, "a number or None")
     cap = _number("softcap", softcap, "a number (0: none)")

@@ -29,6 +29,8 @@ from helpers import DEVICES, qkv
         ("align", "left", ValueError, "align is 'left'; it must be 'top_left' or 'bottom_right'"),
         ("layout", ("b", "h"), TypeError, "layout is "),
         ("layout", "bhds", ValueError, "layout is 'bhds'; it must be 'bhsd' or 'bshd'"),
+        ("layout", "bshd\0", ValueError, r"layout is 'bshd.x00'; it must be a name"),
+        ("kernel", "\udc80", ValueError, r"kernel is '.udc80'; it must be a name"),
         ("softmax_scale", "1", TypeError, "softmax_scale is '1'; it must be a number or None"),
         ("softmax_scale", True, TypeError, "softmax_scale is True"),
         ("softmax_scale", 1j, TypeError, "softmax_scale is 1j"),
