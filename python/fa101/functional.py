@@ -437,7 +437,7 @@ def _cached_arrays(
 ) -> tuple[Framework, tuple[Any, ...]]:
     """The framework of a call with a cache; q, k_cache, v_cache, k, v, seqlens_k, page_table,
     k_descale, v_descale, cos and sin, checked and None where they are not there."""
-    on_host = type(seqlens_k) is not type(q) and isinstance(seqlens_k, (Integral, list, tuple))
+    on_host = type(seqlens_k) is not type(q) and isinstance(seqlens_k, (Integral, Sequence))
     lengths = None if on_host else seqlens_k
     framework = framework_of("q", q)
     scales = (k_descale, v_descale)
@@ -547,7 +547,7 @@ def _room(k_cache: Any, page_table: Any, k: Any, layout: str) -> _Room | None:
 
 def _lengths(seqlens_k: Any, batch: int, room: _Room | None) -> list[int]:
     """seqlens_k from the host, checked, one for each batch entry."""
-    listed = seqlens_k if isinstance(seqlens_k, (list, tuple)) else [seqlens_k] * batch
+    listed = [seqlens_k] * batch if isinstance(seqlens_k, Integral) else seqlens_k
     for length in listed:
         if isinstance(length, bool) or not isinstance(length, Integral):
             rule = "an int32 array, an int or a list of ints"

@@ -4,6 +4,7 @@ import math
 import subprocess
 import sys
 import warnings
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -350,11 +351,11 @@ def test_unused_slots(page_size, device, dtype):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_lengths_from_the_host(device):
-    """An int, a list, a tuple; none: all of it."""
+    """An int, a list, a tuple, any sequence; none: all of it."""
     cache = Cache([7, 7], 20, device=device)
     q = queries(cache, 2)
     expected = cache.call(q)
-    for lengths in (7, [7, 7], (7, np.int32(7))):
+    for lengths in (7, [7, 7], (7, np.int32(7)), deque([7, 7])):
         assert torch.equal(cache.call(q, seqlens_k=lengths), expected)
     full = Cache([20, 20], 20, device=device)
     assert torch.equal(full.call(q, seqlens_k=None), full.call(q))
@@ -879,6 +880,7 @@ def bad_calls():
         ({"seqlens_k": [1, 2, 3]}, ValueError, r"seqlens_k has shape \(3,\)"),
         ({"seqlens_k": [1, 2.5]}, TypeError, "seqlens_k is .1, 2.5.; it must be"),
         ({"seqlens_k": True}, TypeError, "seqlens_k is True"),
+        ({"seqlens_k": "12"}, TypeError, "seqlens_k is '12'; it must be an int32 array, an int"),
         ({"seqlens_k": 2.0}, TypeError, "seqlens_k is a builtins.float"),
         ({"page_table": table.long()}, TypeError, "page_table has dtype int64; it must be int32"),
         ({"page_table": table[0]}, ValueError, r"page_table has shape \(3,\)"),
