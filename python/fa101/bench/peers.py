@@ -176,7 +176,7 @@ def shuffled_pages(
 
 
 def fa101_cached(page_size: int | None) -> Contender:
-    """flash_attention_with_kvcache, lengths on the device, on the same keys in shuffled pages; None:
+    """flash_attention_with_kvcache, lengths on the device, on the same keys in shuffled pages, or
     in one piece."""
     import fa101
 
