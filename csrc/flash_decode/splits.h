@@ -25,6 +25,9 @@ inline int64_t typical_seqlen_k(const Problem& p) { return p.seqlen_q > 256 ? p.
 // L2 in part.
 inline int min_keys(const Problem& p) { return p.seqlen_q * p.group_size() <= 16 ? 128 : 256; }
 
+// Rows of the result, as lse counts them.
+inline int64_t result_rows(const Problem& p) { return p.batch * p.num_heads * p.seqlen_q; }
+
 // Where blocks run.
 struct Slots {
     int64_t num_sms, per_sm;
@@ -36,18 +39,22 @@ struct Slots {
 // The number of splits with which a typical tile of rows is done first, by a model of a GPU that
 // memory keeps waiting. A multiprocessor reads as fast for one block as for all it can hold, but
 // for a percent; the start of a block takes 1.5 us, in which an H200's would read some 64 keys of
-// head_dim 128, and so does a merge, twice that.
+// head_dim 128, a merge twice that, and a part of O as many as there are bytes in it.
 inline int splits_per_wave(const Problem& p, int64_t blocks_per_split, const Slots& slots) {
     constexpr double kStart = 64, kMerge = 120, kAlone = 1.01;
     const int64_t typical = typical_seqlen_k(p);
     const int64_t most =
         std::max(slots.per_sm * slots.num_sms / std::max<int64_t>(blocks_per_split, 1),
                  typical / min_keys(p));
+    const double part = 2.0 * static_cast<double>(result_rows(p)) /
+                        static_cast<double>(std::max<int64_t>(blocks_per_split, 1));  // in keys
     int64_t best = 1;
     double least = std::numeric_limits<double>::infinity();
     for (int64_t splits = 1; splits <= most; ++splits) {
         const int64_t load = ceil_div(blocks_per_split * splits, slots.num_sms);
-        const double keys = static_cast<double>(load * typical) / static_cast<double>(splits);
+        const double keys = static_cast<double>(load) *
+                            (static_cast<double>(typical) / static_cast<double>(splits) +
+                             (splits > 1 ? part : 0.0));
         const double cost = keys * (load < slots.per_sm ? kAlone : 1.0) +
                             kStart * static_cast<double>(ceil_div(load, slots.per_sm)) +
                             (splits > 1 ? kMerge : 0.0);
@@ -87,9 +94,6 @@ inline Splits splits_if_idle(const Problem& p, int64_t blocks, const Slots& slot
     if (blocks >= 2 * slots.per_sm * slots.num_sms && p.num_splits == 0) return {};
     return choose_splits(p, blocks, slots, step);
 }
-
-// Rows of the result, as lse counts them.
-inline int64_t result_rows(const Problem& p) { return p.batch * p.num_heads * p.seqlen_q; }
 
 // "" or why the grid of the parts, or that of their merge, is too large.
 inline std::string refuse_grid(const Problem& p, int64_t blocks) {

@@ -150,9 +150,13 @@ TEST_CASE("one sequence is one wave of blocks, a large batch has nothing to merg
         CHECK(num_splits(decode(1, 32, 8, seqlen_k)) == 33);  // 264 blocks, two a multiprocessor
         CHECK(num_splits(decode(1, 8, 8, seqlen_k, 128, DType::kFloat32)) == 33);
     }
-    CHECK(num_splits(decode(1, 32, 1, 1 << 20)) == 2 * 132);
-    CHECK(num_splits(decode(4, 32, 8, 8192)) == 8);
-    CHECK(num_splits(decode(8, 32, 8, 8192)) == 4);
+    CHECK(num_splits(decode(1, 32, 1, 1 << 20)) == 132);
+    for (int64_t num_heads : {8, 32}) {
+        CHECK(num_splits(decode(2, num_heads, 8, 8192)) == 16);
+        CHECK(num_splits(decode(4, num_heads, 8, 8192)) == 8);
+        CHECK(num_splits(decode(8, num_heads, 8, 8192)) == 4);
+        CHECK(num_splits(decode(32, num_heads, 8, 8192)) == 1);
+    }
     CHECK(num_splits(decode(8, 32, 8, 65536)) == 32);  // pieces of 2048: others may be short
     CHECK(num_splits(decode(16, 32, 8, 8192)) == 1);  // a block alone on its SM reads as fast
     CHECK(num_splits(decode(64, 32, 8, 8192)) == 1);
@@ -164,8 +168,11 @@ TEST_CASE("one sequence is one wave of blocks, a large batch has nothing to merg
 
 TEST_CASE("where one wave would be half empty, several are") {
     CHECK(num_splits(decode(150, 4, 1, 8192)) == 7);  // 1050 blocks, eight for each of 132 SMs
-    CHECK(num_splits(decode(100, 4, 1, 8192)) == 13);  // ten for each of 132 SMs
+    CHECK(num_splits(decode(100, 4, 1, 8192)) == 9);  // seven for each of 132 SMs
     CHECK(num_splits(decode(260, 4, 1, 8192)) == 1);
+    Problem prefill = decode(1, 16, 2, 8192, 64);
+    prefill.seqlen_q = 8192;  // the parts would be larger than K and V
+    CHECK(num_splits(prefill) == 1);
 }
 
 TEST_CASE("as many splits as asked for, or as steps") {

@@ -168,7 +168,12 @@ def plans(document: Document) -> tuple[list[str], list[list[str]]]:
     lines = []
     for row in document["rows"]:
         auto = find(row, "auto")
-        others = [r for r in row["results"] if timed(r).get("status") == "ok" and r is not auto]
+        # What merely reads the cache has no plan.
+        others = [
+            r
+            for r in row["results"]
+            if timed(r).get("status") == "ok" and r is not auto and "plan" in r
+        ]
         best = min(others, key=lambda result: timed(result)["median_ms"], default=None)
         if timed(auto).get("status") != "ok" or best is None:
             continue
