@@ -168,7 +168,7 @@ def plans(document: Document) -> tuple[list[str], list[list[str]]]:
     lines = []
     for row in document["rows"]:
         auto = find(row, "auto")
-        # What merely reads the cache has no plan.
+        # Peers have no plan, and are not what it could have taken.
         others = [
             r
             for r in row["results"]
