@@ -55,8 +55,9 @@
 // goes first.
 //
 // Memory order: TMA's writes are visible to whoever saw the full barrier's phase. Nothing else
-// writes the tiles, so no proxy fence is needed. O leaves through shared memory of its own: wgmma
-// leaves a row to four threads, two columns in eight to each, and memory wants whole lines.
+// writes the tiles, so no proxy fence is needed. O leaves through shared memory of its own, where
+// there is room: wgmma leaves a row to four threads, two columns in eight to each, and memory wants
+// whole lines. At 192 and 256 the four exchange what they have.
 //
 // Guesses. A step's P can use the row maxima of the step before: only a logit larger by 2^8 makes
 // them move. So each thread compares its own logits, and a vote replaces the shuffles; where two
@@ -66,18 +67,18 @@
 // Budgets. 32-bit registers of a consumer thread, of 232 (two groups; 240 at 256) or 160 (three),
 // and KB of shared memory, of 227; K and V in two stages, for two blocks in four:
 //
-//   head_dim   tile         O    S    P   sum      Q    K+V   sum
-//   64         128 x  48    32   24   12   68      16    48    64     two blocks, 104 registers
-//   64         128 x 128    32   64   32  128      16    64    80
-//   64         192 x 128    32   64   32  128      24    64    88
-//   96         128 x 128    48   64   32  144      24    96   120
-//   96         192 x 112    48   56   28  132      36    84   120     with 128 keys it spills
-//   128        128 x 128    64   64   32  160      32   128   160
-//   128        192 x  80    64   40   20  124      48    80   128
-//   192, 128   128 x 128    64   64   32  160      48   160   208     head_dim_v is 128
-//   192        128 x 112    96   56   28  180      48   168   216
-//   256        128 x  80   128   40   20  188      64   160   224
-//   256        128 x  64   128   32   16  176      64   128   192     rows of few keys
+//   head_dim   tile         O    S    P   sum      Q    K+V   O   sum
+//   64         128 x  48    32   24   12   68      16    48   16   80     two blocks, 104 registers
+//   64         128 x 128    32   64   32  128      16    64   16   96
+//   64         192 x 128    32   64   32  128      24    64   24  112
+//   96         128 x 128    48   64   32  144      24    96    8  128
+//   96         192 x 112    48   56   28  132      36    84   12  132     with 128 keys it spills
+//   128        128 x 128    64   64   32  160      32   128   16  176
+//   128        192 x  80    64   40   20  124      48    80   24  152
+//   192, 128   128 x 128    64   64   32  160      48   160    -  208     head_dim_v is 128
+//   192        128 x 112    96   56   28  180      48   168    -  216
+//   256        128 x  80   128   40   20  188      64   160    -  224
+//   256        128 x  64   128   32   16  176      64   128    -  192     few keys; windows
 //
 // What each refinement gained here: % of TFLOP/s on an H200, bf16, 16k tokens in all, hidden 2048,
 // seqlen 1k / 4k / 16k, of the full and of the causal problem (docs/performance-log.md has all).

@@ -2,6 +2,7 @@
 #include <fa101/error.h>
 #include <fa101/plan.h>
 
+#include "common/tile_order.h"
 #include "kernel_family.h"
 
 #include <doctest/doctest.h>
@@ -10,6 +11,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 
 using namespace fa101;
 
@@ -213,6 +215,22 @@ TEST_CASE("sm90's tile follows the problem; its counter, where needed, is in the
     CHECK(workspace(17, 256, true) == 16);
     CHECK(workspace(1, 256, true) == 0);
     CHECK(workspace(100, 256, false) == 16);
+}
+
+TEST_CASE("sections of heads: small where causal rows are short, as L2 holds where they are long") {
+    const auto sections = [](int64_t seqlen, bool causal) {
+        Problem p = problem(DeviceType::kCuda, DType::kBFloat16, 128, seqlen);
+        p.batch = 16, p.num_heads = p.num_heads_kv = 16;
+        if (causal) p.mask_right = 0;
+        const Sections found = choose_sections(p);
+        return std::pair{found.heads, found.last_heads};
+    };
+    CHECK(sections(512, false) == std::pair{1, 1});  // equal tiles go head by head
+    CHECK(sections(512, true) == std::pair{16, 128});
+    CHECK(sections(4096, true) == std::pair{2, 16});
+    CHECK(sections(8192, true) == std::pair{8, 8});
+    CHECK(sections(1 << 20, true) == std::pair{1, 1});
+    CHECK(sections(16, true) == std::pair{256, 256});  // there are no more
 }
 
 TEST_CASE("head_dim_v of its own: the tile holds both; 192 x 128 is a tile") {
