@@ -522,11 +522,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 if (taken == p.num_tiles - 1) p.counter->flag = 0;
                 return taken + static_cast<int>(gridDim.x);
             };
-            if (p.counter != nullptr) {
-                if (blockIdx.x == 0) {  // the first to start
-                    p.counter->tiles = 0;
-                    publish(&p.counter->flag, p.nonce);
-                }
+            if (p.counter != nullptr && blockIdx.x == 0) {  // the first to start
+                p.counter->tiles = 0;
+                publish(&p.counter->flag, p.nonce);
             }
             for (int number = blockIdx.x, asked = 0;; ++asked) {
                 const TileInfo tile = tile_info<kBlockM>(p, number);
@@ -712,39 +710,39 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 release(storage.v_empty[v_ring.slot]);
                 v_ring.advance();
             };
-            const auto finish_logits = [&](auto& acc_s) {  // scale, softcap, mask
+            const auto finish_logits = [&](auto& s) {  // scale, softcap, mask
                 if (p.logit_factor != 1.0f) {
                     CUTE_UNROLL
-                    for (int i = 0; i < size(acc_s); ++i) acc_s(i) *= p.logit_factor;
+                    for (int i = 0; i < size(s); ++i) s(i) *= p.logit_factor;
                 }
                 if (kHasExtras && p.has_softcap) {
                     // Every four behind a branch of their own: the assembler would start so many at
                     // once that registers spill.
                     CUTE_UNROLL
-                    for (int begin = 0; begin < size(acc_s); begin += 4) {
+                    for (int begin = 0; begin < size(s); begin += 4) {
                         int has_softcap = p.has_softcap;
                         asm volatile("" : "+r"(has_softcap));
                         if (!has_softcap) continue;
                         CUTE_UNROLL
-                        for (int i = begin; i < begin + 4; ++i) acc_s(i) = tanh_approx(acc_s(i));
+                        for (int i = begin; i < begin + 4; ++i) s(i) = tanh_approx(s(i));
                     }
                 }
                 if (n_block >= full_end) {
                     const int first_key = (first_block + n_block) * kBlockN + 2 * (lane % 4);
                     const int end[2] = {key_end(0) - first_key, key_end(1) - first_key};
                     CUTE_UNROLL
-                    for (int i = 0; i < size(acc_s); ++i) {
+                    for (int i = 0; i < size(s); ++i) {
                         if (8 * (i / 4) + i % 2 >= end[row_of(i)]) {
-                            acc_s(i) = -INFINITY;
+                            s(i) = -INFINITY;
                         }
                     }
                 }
                 if (kHasExtras && n_block < full_begin) {
                     const int first_key = (first_block + n_block) * kBlockN + 2 * (lane % 4);
                     CUTE_UNROLL
-                    for (int i = 0; i < size(acc_s); ++i) {
+                    for (int i = 0; i < size(s); ++i) {
                         if (8 * (i / 4) + i % 2 < key_begin(row_of(i)) - first_key) {
-                            acc_s(i) = -INFINITY;
+                            s(i) = -INFINITY;
                         }
                     }
                 }
@@ -895,7 +893,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 const auto at = [&](int r, int piece) {
                     return staged + r * kBox + 8 * (piece ^ (kBox == 64 ? r % 8 : r / 2 % 4));
                 };
-                uint32_t finite[2][kGroupsOf8][1];
+                uint32_t words[2][kGroupsOf8][1];
                 CUTE_UNROLL
                 for (int box = 0; box < kGroupsOf8; box += kPieces) {
                     CUTE_UNROLL
@@ -904,7 +902,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                         CUTE_UNROLL
                         for (int j = 0; j < 4; ++j) {
                             w[j] = word_of(j % 2, box + i + j / 2);
-                            finite[j % 2][box + i + j / 2][0] = w[j];
+                            words[j % 2][box + i + j / 2][0] = w[j];
                         }
                         SM90_U32x4_STSM_N::copy(
                             w[0], w[1], w[2], w[3],
@@ -920,7 +918,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                     __syncwarp();
                 }
                 CUTE_UNROLL
-                for (int r = 0; r < 2; ++r) redo[r] = must_redo(r, finite[r]);
+                for (int r = 0; r < 2; ++r) redo[r] = must_redo(r, words[r]);
             } else {
                 CUTE_UNROLL
                 for (int r = 0; r < 2; ++r) {
