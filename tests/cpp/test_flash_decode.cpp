@@ -158,7 +158,7 @@ TEST_CASE("one sequence is one wave of blocks, a large batch has nothing to merg
         CHECK(num_splits(decode(32, num_heads, 8, 8192)) == 1);
     }
     CHECK(num_splits(decode(8, 32, 8, 65536)) == 32);  // pieces of 2048: others may be short
-    CHECK(num_splits(decode(16, 32, 8, 8192)) == 1);  // a block alone on its SM reads as fast
+    CHECK(num_splits(decode(16, 32, 8, 8192)) == 1);   // a block alone on its SM reads as fast
     CHECK(num_splits(decode(64, 32, 8, 8192)) == 1);
     CHECK(num_splits(decode(64, 32, 8, 65536)) == 8);
     CHECK(num_splits(decode(16, 32, 32, 4096)) == 1);
