@@ -129,9 +129,9 @@ bool too_few_queries(const KernelFamily& split_q, const Problem& problem,
 
 // Whether splitting the keys beats splitting the queries alone: where the queries of a key/value
 // head fit the smallest tile, which then reads the keys once for the whole group; also where they
-// are a few more or too few tiles to fill the device, if there are enough keys to split. A block of
-// sm90 walks its keys nearly three times as fast and has no parts to merge, worth 1024 keys (H200,
-// head_dim 64 to 256).
+// are a few more or too few tiles to fill the device, if there are enough keys to split, or to keep
+// a block that is alone on its SM reading. A block of sm90 walks its keys nearly three times as
+// fast and has no parts to merge, worth 1024 keys (H200, head_dim 64 to 256).
 bool prefers_split_kv(const KernelFamily& split_q, const KernelFamily& split_kv,
                       const Problem& problem, const DeviceInfo& device) {
     const int64_t rows = problem.seqlen_q * problem.group_size();
@@ -141,7 +141,9 @@ bool prefers_split_kv(const KernelFamily& split_q, const KernelFamily& split_kv,
     if (problem.has_seqlens_k && problem.num_splits == 0) typical.seqlen_k = 8192;
     const int64_t keys = typical.seqlen_k, splits = split_kv.splits(typical, device).count;
     if (&split_q == find_kernel("sm90")) return keys >= 1024 + 3 * ceil_div(keys, splits);
-    return splits >= 2;
+    const int block_m = split_kv.tile(problem, device).block_m;
+    const int64_t tiles = problem.batch * problem.num_heads_kv * ceil_div<int64_t>(rows, block_m);
+    return splits >= 2 || (tiles <= device.num_sms && keys > 4096);
 }
 
 // Whether split_d leaves its highest rung for one that splits the keys too. sm90's has no such

@@ -150,6 +150,9 @@ TEST_CASE("keys are split where there are enough of them") {
     CHECK(strategy(64, 1024) == Strategy::kSplitQ);
     CHECK(strategy(64, 16384) == Strategy::kSplitKV);
     CHECK(strategy(256, 16384) == Strategy::kSplitQ);
+    p.batch = 16, p.has_seqlens_k = true;  // 128 tiles of a group each: a block an SM, unsplit
+    CHECK(strategy(8, 8192) == Strategy::kSplitKV);
+    CHECK(plan(p, kH200).num_splits == 1);
 }
 
 TEST_CASE("what no kernel answers is Unsupported, with each kernel's reason") {
