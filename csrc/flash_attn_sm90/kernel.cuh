@@ -16,7 +16,7 @@
 //                            | softmax(n-1) ^^^^ | softmax(n-2) ^^^
 //
 // Causal tiles end in a triangle: of its last block the upper group may see nothing, and then it
-// lets the block go without computing; or, where blocks are twice its rows, the first half.
+// lets the block go without computing; or the first half, for which head_dim 64 has a product.
 //
 // Barriers. Each is an mbarrier in shared memory that counts arrivals and flips its phase; a waiter
 // names the parity of the phase it waits for. "Full" ones complete when TMA has delivered the bytes
@@ -837,7 +837,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 clear(acc_o);
             }
 
-            // ---- Epilogue: O / row_sum, from registers ----
+            // ---- Epilogue: O / row_sum ----
             float row_sum[2], inverse[2];
             CUTE_UNROLL
             for (int r = 0; r < 2; ++r) {
