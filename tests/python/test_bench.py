@@ -634,32 +634,70 @@ class TestCudaTimer:
 
 
 class TestHostTimer:
-    def test_times_batches_between_synchronisations(self, monkeypatch):
-        timer, log = timing.HostTimer(CPU), []
-        monkeypatch.setattr(timer, "synchronize", lambda: log.append("wait"))
-        clock = iter([10.0, 10.5, 20.0, 21.0])
-        monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
-        times = timer.watch(lambda: log.append("call")).measure(2)
-        assert times == [0.5e3 / 100, 1e3 / 100]
-        assert log == (["wait"] + ["call"] * 100) * 2 + ["wait"]
+    @pytest.fixture
+    def device(self, monkeypatch):
+        """A queue of 1000 launches before a device, in a time of their own."""
+
+        class Device:
+            host_us, device_us = 10, 3
+
+            def __init__(self):
+                self.now = self.done_at = 0.0
+                self.calls = 0
+
+            def call(self):
+                self.calls += 1
+                self.now = max(self.now + self.host_us, self.done_at - 1000 * self.device_us)
+                self.done_at = max(self.done_at, self.now) + self.device_us
+
+            def synchronize(self):
+                self.now = max(self.now, self.done_at)
+
+        device = Device()
+        monkeypatch.setattr(timing.time, "perf_counter", lambda: 1e-6 * device.now)
+        return device
+
+    @pytest.fixture
+    def watch(self, device, monkeypatch):
+        timer = timing.HostTimer(CPU)
+        monkeypatch.setattr(timer, "synchronize", device.synchronize)
+        return timer.watch(device.call)
+
+    def test_is_the_wall_clock_of_10000_calls(self, device, watch):
+        assert watch.measure(2) == pytest.approx([0.01] * 2)
+        assert watch.calls == 10_000
+        assert device.calls == 100 + 2 * 10_000
+        assert watch.calls_behind < 1
+
+    def test_knows_when_it_waited_for_the_device(self, device, watch):
+        device.device_us = 20
+        assert watch.measure(1) == pytest.approx([0.018], rel=0.01)  # the first 2000 in 10 us
+        assert 900 < watch.calls_behind < 1200
+
+    def test_slow_calls_are_fewer(self, device, watch):
+        device.host_us = 1000
+        assert watch.measure(1) == pytest.approx([1])
+        assert watch.calls == pytest.approx(2000, abs=1)
 
     @pytest.mark.parametrize("case", suites.SUITES["host"], ids=lambda case: case.name)
     def test_the_calls_users_make_are_right(self, case, monkeypatch):
         monkeypatch.setattr(timing.HostTimer, "CALLS", 2)
-        guard = runner.Guard(max_seconds=5, budget=1, batches=3)
+        guard = runner.Guard(max_seconds=5, budget=1, host_loops=3)
         contenders = peers.fa101_calls()
         row = runner.run_case(case, contenders, timing.HostTimer(CPU), guard, CEILING)
         assert [result["status"] for result in row["results"]] == ["ok"] * 4
         assert [len(result["times_ms"]) for result in row["results"]] == [3] * 4
+        assert [result["calls"] for result in row["results"]] == [2] * 4
 
     @pytest.mark.gpu
     @pytest.mark.parametrize("case", suites.SUITES["host"], ids=lambda case: case.name)
     def test_an_eager_call_costs_the_host_little(self, case):
         with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
             timer = timing.HostTimer(torch.device("cuda"))
-            guard = runner.Guard(max_seconds=5, budget=1, batches=100)
+            guard = runner.Guard(max_seconds=5, budget=1, host_loops=3)
             row = runner.run_case(case, peers.fa101_calls(), timer, guard, CEILING)
         assert {result["status"] for result in row["results"]} == {"ok"}
+        assert {result["calls"] for result in row["results"]} == {10_000}
         # A bound that no host of a GPU misses by being slow, only by a wait for the device.
         assert all(result["best_ms"] < 0.1 for result in row["results"])
 
@@ -921,6 +959,17 @@ def decode_document():
     }
 
 
+def host_document():
+    def result(name, best_ms, median_ms, calls_behind):
+        times = {"best_ms": best_ms, "median_ms": median_ms, "calls_behind": calls_behind}
+        return {"contender": name, "is_peer": False, "status": "ok", **times}
+
+    case = Case("tiny", 1, 8, 64, 64, 64, "bfloat16")
+    results = [result("prompt", 0.009, 0.01, 1), result("late", 0.04, 0.05, 300)]
+    row = {**vars(case), "label": case.label, "results": results}
+    return {**stored_document(), "suite": "host", "rows": [row]}
+
+
 class TestPlots:
     @pytest.fixture
     def drawn(self, monkeypatch, tmp_path):
@@ -978,6 +1027,7 @@ class TestTables:
         (tmp_path / "gpu-x").mkdir()
         report.save(decode_document(), tmp_path / "gpu-x" / "decode.json")
         report.save(stored_document(), tmp_path / "gpu-x" / "seeds.json")
+        report.save(host_document(), tmp_path / "gpu-x" / "host.json")
         shipped = ROOT / "benchmarks" / "results" / "sources.json"
         (tmp_path / "sources.json").write_text(shipped.read_text())
         return tmp_path
@@ -992,7 +1042,9 @@ class TestTables:
             ("decode gpu-x/decode.json",
              "| cache | 20.0 (3000) / 25.0 | 30.0 (2000) / 33.0 | - / 40.0 | 40.0 (1500) / 44.0 "
              "| 1.33 | 67 % |"),
-            ("host gpu-x/decode.json", "| torch-flash | 40.0 |"),
+            ("host gpu-x/host.json", "| us of the host for a call, best / median | tiny |"),
+            ("host gpu-x/host.json", "| prompt | 9.0 / 10.0 |"),
+            ("host gpu-x/host.json", "| late | 40.0 / 50.0 (the device's) |"),
             ("masks gpu-x/seeds.json",
              "| fa101 | float16 | 0.100 / 0.125 | 0.500 / - | 2.00 / 4.00 |"),
             ("sources gpu-x/seeds.json",

@@ -136,7 +136,7 @@ def measure(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[s
     guard = runner.Guard(
         max_seconds=args.max_seconds or (0.5 if on_gpu else 5.0),
         budget=(0.15 if on_gpu else 1.5) / (3 if args.quick else 1),
-        batches=(34 if args.quick else 100) if args.suite == "host" else 0,
+        host_loops=(3 if args.quick else 5) if args.suite == "host" else 0,
     )
     if not on_gpu:
         torch.set_num_threads(len(os.sched_getaffinity(0)))

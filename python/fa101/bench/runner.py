@@ -16,7 +16,7 @@ from torch import Tensor
 from .peers import Contender, PlannedCall, UnfitError, plain_read
 from .report import is_lost
 from .suites import Case
-from .timing import Call, GraphStopwatch, Stopwatch, Timer
+from .timing import Call, GraphStopwatch, HostStopwatch, Stopwatch, Timer
 
 # Largest error let through, in units of the root mean square of the output row it is in. Rounding
 # P and O to a 16-bit dtype costs about half of it; one TF32 product in float32 ten times as much.
@@ -52,7 +52,7 @@ class Guard:
 
     max_seconds: float  # of one call
     budget: float  # seconds of timing for a contender in a row
-    batches: int = 0  # how often a HostTimer's batch is measured
+    host_loops: int = 0  # how often a HostTimer's many calls are measured
     rates: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def admit(self, contender: Contender, case: Case) -> None:
@@ -69,8 +69,8 @@ class Guard:
             self.rates[key] = max(self.rates.get(key, 0.0), case.flops / seconds)
 
     def repeats(self, seconds: float, flush_us: float) -> int:
-        if self.batches:
-            return self.batches
+        if self.host_loops:
+            return self.host_loops
         in_budget = int(self.budget / (seconds + 1e-6 * flush_us))
         return max(3 if seconds > 0.05 else 7, min(200, in_budget))
 
@@ -166,6 +166,9 @@ def run_case(
     for entrant in entrants:
         if "status" not in entrant.result:
             entrant.result.update(figures(case, entrant, ceiling))
+            if isinstance(entrant.watch, HostStopwatch):
+                behind = math.ceil(entrant.watch.calls_behind)
+                entrant.result.update(calls=entrant.watch.calls, calls_behind=behind)
     rivals = [result for result in results if "itemsize_kv" not in result]
     compare_with_best_peer([(result["is_peer"], result) for result in rivals])
     compare_with_best_peer([(result["is_peer"], result.get("graph", {})) for result in rivals])

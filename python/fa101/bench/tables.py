@@ -11,7 +11,7 @@ FILTER ("d128 causal"). VIEW is one of
     matrix   a line for a case, a column for a contender: ms (rate)
     masks    the same, with the rates of full / causal in one cell
     decode   a line for a case, a column for a contender: us by graph replay (GB/s) / eager
-    host     a line for a contender, a column for a case: us of the host for a call
+    host     a line for a contender, a column for a case: us of the host for a call, best / median
     plans    a line for a case: what "auto" takes, beside the fastest of all (suite auto)
     sources  what the two projects fa101 grew out of print for a shape, beside ours
     plot     a picture, drawn into the file that the first FILTER names, relative to the page

@@ -157,7 +157,7 @@ class CpuTimer:
         self.flush_us = 1e3 * min(self.watch(self.flush).measure(2))
 
     def watch(self, call: Call) -> WallStopwatch:
-        return WallStopwatch(self, call, calls=1)
+        return WallStopwatch(self, call)
 
     def capture(self, calls: list[Call]) -> GraphStopwatch:
         raise RuntimeError("a CPU has no CUDA graphs")
@@ -171,11 +171,11 @@ class CpuTimer:
 
 
 class HostTimer:
-    """What a call costs the host: the wall clock of many, enqueued one after the other. Each batch
-    begins with an idle device and fits into the driver's queue of about a thousand launches, so
-    that the host never waits for the device."""
+    """What a call costs the host: the wall clock of 10,000 calls enqueued one after the other, over
+    the calls. On a CPU a call returns when it is done, and that is the time of the whole call."""
 
-    CALLS = 100  # of up to ten launches
+    CALLS = 10_000
+    MOST_SECONDS = 2.0  # for them; fewer calls where they take longer
 
     flush_us = 0.0
     l2_bytes = 0
@@ -183,39 +183,65 @@ class HostTimer:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def watch(self, call: Call) -> WallStopwatch:
-        return WallStopwatch(self, call, self.CALLS)
+    def watch(self, call: Call) -> HostStopwatch:
+        return HostStopwatch(self, call)
 
     def capture(self, calls: list[Call]) -> GraphStopwatch:
         raise RuntimeError("the host's time is measured of eager calls")
-
-    def flush(self) -> None:
-        self.synchronize()  # the caches stay warm
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
 
-class WallStopwatch:
-    """Of `calls` calls in a row, each time after the timer's flush()."""
-
+class HostStopwatch:
     host_us = 0.0
 
-    def __init__(self, timer: CpuTimer | HostTimer, call: Call, calls: int) -> None:
+    def __init__(self, timer: HostTimer, call: Call) -> None:
+        self.calls = 0  # in a row; not known yet
+        # How far the device was behind at the end, at most. Many calls are a queue that was full:
+        # the driver holds about a thousand launches, then the host waits.
+        self.calls_behind = 0.0
         self._timer = timer
         self._call = call
-        self._calls = calls
+
+    def measure(self, repeats: int) -> list[float]:
+        if self.calls == 0:
+            few = min(100, self._timer.CALLS)
+            in_time = int(self._timer.MOST_SECONDS / self._enqueue(few)[0])
+            self.calls = max(few, min(self._timer.CALLS, in_time))
+        times = []
+        for _ in range(repeats):
+            seconds, wait = self._enqueue(self.calls)
+            times.append(1e3 * seconds)
+            self.calls_behind = max(self.calls_behind, wait / seconds)
+        return times
+
+    def _enqueue(self, calls: int) -> tuple[float, float]:
+        """Seconds of a call, and how long the device went on after the last."""
+        self._timer.synchronize()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            self._call()
+        enqueued = time.perf_counter()
+        self._timer.synchronize()
+        return (enqueued - begin) / calls, time.perf_counter() - enqueued
+
+
+class WallStopwatch:
+    host_us = 0.0
+
+    def __init__(self, timer: CpuTimer, call: Call) -> None:
+        self._timer = timer
+        self._call = call
 
     def measure(self, repeats: int) -> list[float]:
         times = []
         for _ in range(repeats):
             self._timer.flush()
             begin = time.perf_counter()
-            for _ in range(self._calls):
-                self._call()
-            times.append(1e3 * (time.perf_counter() - begin) / self._calls)
-        self._timer.synchronize()
+            self._call()
+            times.append(1e3 * (time.perf_counter() - begin))
         return times
 
 
