@@ -836,6 +836,11 @@ nb::dict info() {
         gpu["arch"] = device.arch;
         gpu["sms"] = device.num_sms;
         gpu["memory_bytes"] = device.memory_bytes;
+        nb::list runs;
+        for (const KernelInfo& kernel : kernels()) {
+            if (is_built(kernel.name, device)) runs.append(kernel.name);
+        }
+        gpu["kernels"] = runs;
         gpus.append(gpu);
     }
 

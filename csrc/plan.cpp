@@ -159,6 +159,15 @@ bool prefers_splits(const KernelFamily& split_d, const KernelFamily& splitting,
 
 }  // namespace
 
+bool is_built(std::string_view kernel, const DeviceInfo& device) {
+    for (const KernelFamily* family : registry()) {
+        if (kernel == family->name && device.type == family->device && is_built(*family, device)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 std::string supports(std::string_view kernel, const Problem& problem, const DeviceInfo& device) {
     std::string reasons;
     for (const KernelFamily* family : registry()) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import fa101
 
@@ -24,12 +25,24 @@ def lines() -> list[str]:
         )
     if not info["gpus"]:
         text.append(f"GPU      none: {info['no_gpu_because']}")
-    text.append("kernels")
+    text.append("kernels, and what runs them here")
     for kernel in fa101.kernels():
-        archs = ", ".join(info["archs"].get(kernel["name"], []))
-        built = f" [{archs}]" if archs else ""
-        text.append(f"  {kernel['name']:10s} {kernel['device']:5s} {kernel['lesson']}{built}")
+        archs = info["archs"].get(kernel["name"], [])
+        built = f" [{', '.join(archs)}]" if archs else ""
+        where = runs_on(kernel, info["gpus"], bool(archs))
+        text.append(f"  {kernel['name']:10s} {where:10s} {kernel['lesson']}{built}")
     return text
+
+
+def runs_on(kernel: dict[str, Any], gpus: list[dict[str, Any]], built: bool) -> str:
+    if kernel["device"] == "cpu":
+        return "CPU"
+    if not built:
+        return "not built"
+    if not gpus:
+        return "no GPU"
+    able = [f"cuda:{i}" for i, gpu in enumerate(gpus) if kernel["name"] in gpu["kernels"]]
+    return "GPU" if len(able) == len(gpus) else ", ".join(able) or "other GPU"
 
 
 if __name__ == "__main__":

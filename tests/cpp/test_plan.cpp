@@ -466,6 +466,11 @@ TEST_CASE("kernels without code for the GPU are passed over; none left is a Cuda
         ++bit;
     }
     CHECK(picked(p, device) == "fa2");
+    CHECK(is_built("fa2", device));
+    CHECK_FALSE(is_built("sm90", device));
+    CHECK_FALSE(is_built("cpu_fa2", device));
+    CHECK(is_built("cpu_fa2", laptop()));
+    CHECK_FALSE(is_built("fa2", laptop()));
     device.built_kernels = 0;
     const std::string text = message<CudaError>([&] { plan(p, device); });
     CHECK(contains(text, "no code for the GPU's architecture sm_90"));

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fa101
+from fa101 import __main__
 from fa101.testing import assert_attention
 from helpers import DEVICES, qkv
 
@@ -328,6 +329,32 @@ def test_module_prints_info():
     ).stdout
     info = fa101.info()
     words = [info["version"], info["cpu"]["name"], info["cpu"]["simd"], "CUDA", "CUTLASS"]
-    for word in words + [k["name"] for k in fa101.kernels()]:
+    for word in words:
         assert word in text
     assert (info["no_gpu_because"] or "cuda:0") in text
+    runs = dict(line.split()[:2] for line in text.splitlines() if line.startswith("  "))
+    assert list(runs) == [kernel["name"] for kernel in fa101.kernels()]
+    for kernel in fa101.kernels():
+        if kernel["device"] == "cpu":
+            assert runs[kernel["name"]] == "CPU"
+        elif not info["gpus"]:
+            assert runs[kernel["name"]] in ("not", "no")  # built; GPU
+
+
+@pytest.mark.parametrize(
+    ("archs", "gpus", "where"),
+    [
+        ([], [], "not built"),
+        (["80"], [], "no GPU"),
+        (["80"], [["fa2"], ["fa2", "sm90"]], "GPU"),
+        (["80"], [["sm90"], ["fa2", "sm90"]], "cuda:1"),
+        (["80"], [["sm90"]], "other GPU"),
+    ],
+)
+def test_module_says_what_runs_a_kernel(archs, gpus, where, monkeypatch):
+    gpu = {"name": "X", "arch": 90, "sms": 132, "memory_bytes": 1 << 37}
+    info = {**fa101.info(), "gpus": [{**gpu, "kernels": names} for names in gpus]}
+    info["archs"] = {"fa2": archs}
+    monkeypatch.setattr(fa101, "info", lambda: info)
+    line = next(line for line in __main__.lines() if line.startswith("  fa2 "))
+    assert line[13:23].strip() == where

@@ -68,6 +68,9 @@ struct KernelInfo {
 };
 FA101_EXPORT std::vector<KernelInfo> kernels();
 
+// True when this build has code of the kernel, for one of its strategies, that the device can run.
+FA101_EXPORT bool is_built(std::string_view kernel, const DeviceInfo& device);
+
 // "" when the kernel answers the problem on the device by one of its strategies, else the reason
 // it does not.
 FA101_EXPORT std::string supports(std::string_view kernel, const Problem& problem,
