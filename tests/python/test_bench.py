@@ -572,6 +572,16 @@ class TestPeers:
         with pytest.raises(UnfitError, match="Expected fp16 or bf16. Got float.$"):
             peer.prepare(CASE, q, k, v)
 
+    def test_math_on_a_cpu_is_kept_from_filling_the_memory(self):
+        peer = peers.torch_sdpa(SDPBackend.MATH)
+        inputs = runner.make_inputs(CASE, CPU)
+        decode = Case("64 caches of 8k keys", 64, 32, 1, 8192, 128, "bfloat16", num_heads_kv=8)
+        prefill = Case("32 heads' scores", 1, 32, 16384, 16384, 64, "bfloat16")
+        for case, gib in ((decode, 32), (prefill, 64)):
+            with pytest.raises(UnfitError, match=f"it would take about {gib} GiB"):
+                peer.prepare(case, *inputs)
+        assert peer.prepare(CASE, *inputs)().isfinite().all()
+
 
 class FakeEvent:
     def __init__(self, enable_timing):

@@ -233,6 +233,8 @@ def torch_sdpa(backend: SDPBackend) -> Contender:
     def prepare(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Call:
         if case.causal and case.seqlen_q != case.seqlen_k:
             raise UnfitError("is_causal aligns the diagonal top left only")
+        if backend is SDPBackend.MATH and q.is_cpu and cpu_math_bytes(case) > 8 << 30:
+            raise UnfitError(f"it would take about {cpu_math_bytes(case) >> 30} GiB")
         grouped = {"enable_gqa": True} if case.heads_kv != case.num_heads else {}
 
         def call() -> Tensor:
@@ -253,6 +255,13 @@ def torch_sdpa(backend: SDPBackend) -> Contender:
 
     name = "torch-" + backend.name.removesuffix("_ATTENTION").lower()
     return Contender(name, prepare, context=lambda: sdpa_kernel(backend))
+
+
+def cpu_math_bytes(case: Case) -> int:
+    """What torch-math takes on a CPU, about, where nothing refuses it: k, v and the scores of every
+    query head in float32, twice."""
+    rows = 2 * case.seqlen_k * case.head_dim + case.seqlen_q * case.seqlen_k
+    return 2 * 4 * case.batch * case.num_heads * rows
 
 
 def flash_attn_3() -> Contender:
