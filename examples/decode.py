@@ -112,11 +112,15 @@ def now(device):
 @torch.inference_mode()
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--prompt", type=int, default=100, help="tokens of the prompt")
-    parser.add_argument("--tokens", type=int, default=32, help="tokens to generate, 3 or more")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--page-size", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=2, help="sequences [%(default)s]")
+    parser.add_argument(
+        "--prompt", type=int, default=100, help="tokens of the prompt [%(default)s]"
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=32, help="tokens to generate, 3 or more [%(default)s]"
+    )
+    parser.add_argument("--layers", type=int, default=4, help="of the model [%(default)s]")
+    parser.add_argument("--page-size", type=int, default=64, help="keys in a page [%(default)s]")
     parser.add_argument("--graph", action="store_true", help="replay a CUDA graph of a step")
     options = parser.parse_args()
 

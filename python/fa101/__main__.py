@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from typing import Any
 
@@ -46,4 +47,7 @@ def runs_on(kernel: dict[str, Any], gpus: list[dict[str, Any]], built: bool) -> 
 
 
 if __name__ == "__main__":
+    assert __doc__
+    _, _, what = __doc__.partition(": ")
+    argparse.ArgumentParser(prog="python -m fa101", description=f"Prints {what}").parse_args()
     sys.stdout.write("\n".join(lines()) + "\n")

@@ -341,6 +341,14 @@ def test_module_prints_info():
             assert runs[kernel["name"]] in ("not", "no")  # built; GPU
 
 
+def test_module_ignores_no_argument():
+    done = subprocess.run(
+        [sys.executable, "-m", "fa101", "--nope"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--nope" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("archs", "gpus", "where"),
     [

@@ -26,10 +26,12 @@ def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Nam
     parser = argparse.ArgumentParser(
         prog="python -m fa101.bench",
         description="Checks every kernel of fa101, and what else this machine has, against "
-        "float64, then times them side by side.",
+        "float64, then times them side by side. Exits with 1 if a kernel of fa101 is wrong.",
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--suite", choices=SUITES)
+    what.add_argument(
+        "--suite", choices=SUITES, help="the problems; benchmarks/README.md says what each is"
+    )
     what.add_argument("--load", type=Path, metavar="F", help="show a stored result again")
     parser.add_argument("--json", type=Path, metavar="F", help="store everything that was measured")
     parser.add_argument("--plot", type=Path, metavar="F", help="draw it (.svg, .png, .pdf)")
@@ -41,19 +43,23 @@ def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Nam
         help="only rows whose label holds every TEXT, as in: --filter d128 causal",
     )
     for option, help in (
-        ("--kernels", "only these of fa101's; 'none' for peers alone"),
-        ("--peers", "only these; 'none' for fa101 alone"),
+        ("--kernels", "of fa101, only these; 'none' for peers alone"),
+        ("--peers", "of all others, only these; 'none' for fa101 alone"),
     ):
         parser.add_argument(option, type=lambda s: s.split(","), metavar="A,B", help=help)
-    parser.add_argument("--device", help="cuda, cuda:1, cpu; by default what the suite is for")
-    parser.add_argument("--quick", action="store_true", help="a third of the repeats")
+    parser.add_argument(
+        "--device", metavar="D", help="cpu, cuda or cuda:N [cpu for the suite cpu, else cuda]"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer repeats")
     parser.add_argument(
         "--max-seconds",
         type=seconds,
         metavar="S",
-        help="leave out what takes longer for one call (0.5 on a GPU, 5 on a CPU)",
+        help="leave out what takes longer for one call [0.5 on a GPU, 5 on a CPU]",
     )
-    parser.add_argument("--commit", help="of the code measured, where it is not a git checkout")
+    parser.add_argument(
+        "--commit", metavar="C", help="of the code measured, to be stored [what git says]"
+    )
     return parser, parser.parse_args(argv)
 
 

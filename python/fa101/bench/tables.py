@@ -1,6 +1,7 @@
-"""python -m fa101.bench.tables README.md docs/*.md: writes what was measured into Markdown.
+"""python -m fa101.bench.tables README.md docs/*.md
 
-A table or picture stands between two comments, and everything between them is generated:
+Writes what was measured into Markdown. A table or picture stands between two comments, and
+everything between them is generated:
 
     <!-- bench: VIEW FILE [FILTER ...] -->
     <!-- /bench -->
@@ -15,7 +16,6 @@ FILTER ("d128 causal"). VIEW is one of
     plans    a line for a case: what "auto" takes, beside the fastest of all (suite auto)
     sources  what the two projects fa101 grew out of print for a shape, beside ours
     plot     a picture, drawn into the file that the first FILTER names, relative to the page
---check changes nothing and exits 1 where a file is not what it would become.
 """
 
 from __future__ import annotations
@@ -155,15 +155,25 @@ def update(text: str, results: Path, draw_in: Path | None) -> str:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m fa101.bench.tables",
-        description=__doc__.split(":", 1)[1],
+        description=__doc__.partition("\n\n")[2],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--check", action="store_true")
+    parser.add_argument("pages", nargs="+", type=Path, metavar="PAGE", help="a Markdown file")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=Path("benchmarks/results"),
+        metavar="DIR",
+        help="where the stored results are [%(default)s]",
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="change nothing; exit with 1 if a page is not what it would become",
+    )
     args = parser.parse_args(argv)
     stale = False
-    for path in args.files:
+    for path in args.pages:
         before = path.read_text()
         try:
             after = update(before, args.results, None if args.check else path.parent)
