@@ -13,7 +13,6 @@
 #include <sstream>
 #include <string>
 #include <tuple>
-#include <utility>
 
 namespace fa101 {
 namespace {

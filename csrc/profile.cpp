@@ -3,7 +3,6 @@
 //     options -> device -> inputs and float64 reference -> for each kernel: check, time -> report
 //
 // Exit codes: 0 all is well, 1 a check failed or something broke, 2 the command line is wrong.
-#include <fa101/error.h>
 #include <fa101/plan.h>
 
 #include "build_config.h"

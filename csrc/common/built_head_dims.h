@@ -3,6 +3,8 @@
 
 #include "build_config.h"
 
+#include <initializer_list>
+
 namespace fa101 {
 
 // Chosen by FA101_HEAD_DIMS.

@@ -16,7 +16,6 @@
 //
 // Next rung, cpu_fa2: queries in the outer loop. O stays where it is and is divided once; and
 // blocks of queries are independent, so that one head alone keeps all threads busy.
-#include "common/online_softmax.h"
 #include "cpu/cpu_families.h"
 #include "cpu/parallel.h"
 #include "cpu/tiles.h"

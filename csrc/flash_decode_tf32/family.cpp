@@ -9,7 +9,6 @@
 #include "flash_decode/splits.h"
 #include "flash_decode_tf32/tile_config.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <string>
 

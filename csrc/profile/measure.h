@@ -2,7 +2,6 @@
 #pragma once
 
 #include <fa101/params.h>
-#include <fa101/plan.h>
 
 #include "profile/backend.h"
 #include "profile/options.h"

@@ -3,7 +3,6 @@
 #include <fa101/error.h>
 #include <fa101/plan.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <sstream>
 #include <string>

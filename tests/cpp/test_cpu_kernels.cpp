@@ -23,9 +23,7 @@
 #include <cstring>
 #include <limits>
 #include <optional>
-#include <set>
 #include <stdexcept>
-#include <string>
 #include <thread>
 #include <vector>
 

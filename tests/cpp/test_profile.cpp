@@ -1,5 +1,4 @@
 // The profiler's parts: options, statistics, checks and exit codes.
-#include <fa101/plan.h>
 
 #include "common/built_head_dims.h"
 #include "profile/backend.h"
