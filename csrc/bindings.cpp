@@ -360,9 +360,7 @@ struct CachedCall {
             append_options.v_descale = options.v_descale;
             append_options.cos = cos_array.get(), append_options.sin = sin_array.get();
             append_options.interleaved = interleaved;
-            if (rotated_array.get() != nullptr) {
-                append_options.q = &q_view, append_options.q_rotated = rotated_array.get();
-            }
+            append_options.q = &q_view, append_options.q_rotated = rotated_array.get();
             append_options.out = &out_view, append_options.lse = lse_array.get();
             append_options.queries_advance =
                 options.causal || options.window_left || options.window_right;

@@ -649,10 +649,10 @@ AppendParams make_append_params(const TensorView& k, const TensorView& v, const 
         p.interleaved = options.interleaved;
     }
     const TensorView *const q = options.q, *const q_rotated = options.q_rotated;
-    if ((q != nullptr) != (q_rotated != nullptr) || (q != nullptr && cos == nullptr)) {
-        throw InvalidArgument("q, q_rotated and cos come together: q is rotated into q_rotated");
+    if (q_rotated != nullptr && (q == nullptr || cos == nullptr)) {
+        throw InvalidArgument("q_rotated needs q and cos: q is rotated into it");
     }
-    if (q != nullptr) {
+    if (q_rotated != nullptr) {
         const Axes aq = axes_of(*q, "q", options.layout);
         const Axes to_q = axes_of(*q_rotated, "q_rotated", options.layout);
         require_like(*q, "q", k, "k");
@@ -681,12 +681,16 @@ AppendParams make_append_params(const TensorView& k, const TensorView& v, const 
                             {"cos", cos},
                             {"sin", sin},
                             {"q", q}};
+    // make_params has yet to count the axes of out, lse and q.
+    const auto meet = [](const TensorView& a, const TensorView& b) {
+        return a.ndim <= kMaxDims && b.ndim <= kMaxDims && share_memory(a, b);
+    };
     for (const Named& output :
          {Named{"k_cache", &k_cache}, {"v_cache", &v_cache}, {"q_rotated", q_rotated}}) {
         if (output.view == nullptr) continue;
         require_output(*output.view, output.name);
         for (const Named& input : inputs) {
-            if (input.view != nullptr && share_memory(*output.view, *input.view)) {
+            if (input.view != nullptr && meet(*output.view, *input.view)) {
                 throw InvalidArgument(std::string(output.name) + " overlaps " + input.name +
                                       " in memory; it is written while the other is read");
             }
@@ -695,7 +699,7 @@ AppendParams make_append_params(const TensorView& k, const TensorView& v, const 
     for (const Named& output : {Named{"out", options.out}, {"lse", options.lse}}) {
         if (output.view == nullptr) continue;
         for (const Named& input : inputs) {
-            if (input.view != nullptr && share_memory(*output.view, *input.view)) {
+            if (input.view != nullptr && meet(*output.view, *input.view)) {
                 throw InvalidArgument(std::string(output.name) + " overlaps " + input.name +
                                       " in memory; an output must be no input of the call");
             }

@@ -520,6 +520,17 @@ TEST_CASE("what append refuses, it names") {
               std::string(name) + " overlaps v in memory; an output must be no input of the call");
         options.*output = nullptr;
     }
+    TensorView q = a.k_cache.view();  // its first row
+    q.shape[1] = 1;
+    options.q = &q;
+    CHECK(refusal(a.k.view(), a.k_cache.view(), a.v_cache.view()) ==
+          "k_cache overlaps q in memory; it is written while the other is read");
+    q.ndim = 6;  // for make_params to refuse
+    TensorView out = v;
+    out.ndim = 9;
+    options.out = &out;
+    CHECK(refusal(a.k.view(), a.k_cache.view(), a.v_cache.view()) == "no error");
+    options.q = options.out = nullptr;
     TensorView same = a.k_cache.view();
     same.shape[3] = 8;
     CHECK(refusal(a.k.view(), a.k_cache.view(), same) ==

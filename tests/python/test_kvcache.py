@@ -963,8 +963,13 @@ def test_out_overlaps():
         flash_attention_with_kvcache(
             q, cache, cache.clone(), k=cache[:, :1], v=q.clone(), seqlens_k=3
         )
+    with pytest.raises(ValueError, match="v_cache overlaps q in memory"):
+        flash_attention_with_kvcache(
+            cache[:, :1], cache.clone(), cache, k=q, v=q.clone(), seqlens_k=3
+        )
     with pytest.raises(ValueError, match="out overlaps q in memory"):
         flash_attention_with_kvcache(q, cache, cache.clone(), out=q)
+    flash_attention_with_kvcache(cache[:, :1], cache, cache)  # all of them are read alone
 
     memory = torch.zeros(2, 1, 4, 8)
     cos = torch.zeros(16, 4)

@@ -39,12 +39,13 @@ struct AppendOptions {
     const TensorView *cos = nullptr, *sin = nullptr;
     bool interleaved = false;
 
-    // Queries to rotate with the keys, and where to: query i is at position seqlens_k + i, or all
-    // are at seqlens_k. Past the last position of cos they stay there.
+    // The queries of the attention that follows, which may not be in the caches' memory. With
+    // q_rotated they are rotated with the keys, to there: query i is at position seqlens_k + i, or
+    // all are at seqlens_k. Past the last position of cos they stay there.
     const TensorView *q = nullptr, *q_rotated = nullptr;
     bool queries_advance = true;
 
-    // What the attention that follows writes: none of the above may be in that memory.
+    // What that attention writes: none of the above may be in that memory.
     const TensorView *out = nullptr, *lse = nullptr;
 };
 
