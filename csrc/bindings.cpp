@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <initializer_list>
 #include <iterator>
@@ -20,6 +21,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -474,6 +476,44 @@ std::shared_ptr<const Plan> plan_again(const Problem& problem, Device device, in
     return made;
 }
 
+// Takes the GIL. Where a daemon thread asks for it while the interpreter shuts down, Python before
+// 3.14 ends the thread by unwinding its stack, which nanobind's noexcept frames turn into an abort.
+// The thread stays here instead, as it does from 3.14 on.
+template <class Take>
+void take_gil(const Take& take) {
+    try {
+        take();
+    } catch (...) {
+        while (true) std::this_thread::sleep_for(std::chrono::hours(1));
+    }
+}
+
+class WithoutGil {
+  public:
+    WithoutGil() : state_(PyEval_SaveThread()) {}
+    ~WithoutGil() {
+        take_gil([this] { PyEval_RestoreThread(state_); });
+    }
+    WithoutGil(const WithoutGil&) = delete;
+    WithoutGil& operator=(const WithoutGil&) = delete;
+
+  private:
+    PyThreadState* state_;
+};
+
+class WithGil {
+  public:
+    WithGil() {
+        take_gil([this] { state_ = PyGILState_Ensure(); });
+    }
+    ~WithGil() { PyGILState_Release(state_); }
+    WithGil(const WithGil&) = delete;
+    WithGil& operator=(const WithGil&) = delete;
+
+  private:
+    PyGILState_STATE state_;
+};
+
 // Workspace from allocate(bytes) of Python's. It is given back after the launch, which is not too
 // early: allocators work in the stream's order.
 class PythonAllocator {
@@ -482,7 +522,7 @@ class PythonAllocator {
 
     void* operator()(int64_t bytes) {
         if (allocate_.is_none()) return nullptr;
-        const nb::gil_scoped_acquire gil;
+        const WithGil gil;
         memory_ = allocate_(bytes);
         array_.emplace(memory_, "workspace", Access::kWrite);
         return array_->data();
@@ -501,7 +541,7 @@ template <class Allocator, class BeforeRun>
 void plan_and_run(const Params& params, Device device, const Asked& asked, Stream stream,
                   Allocator& allocate, int num_threads, const BeforeRun& before_run) {
     const Problem& problem = params.problem;
-    const nb::gil_scoped_release nogil;
+    const WithoutGil nogil;
     const std::shared_ptr<const Plan> plan = plan_again(problem, device, num_threads, asked);
     void* workspace = nullptr;
     if (plan->workspace_bytes > 0 && !problem.is_empty()) {
@@ -598,7 +638,7 @@ class TorchAllocator {
         if (api_.allocate(&like, &memory_, nullptr, ignore) == 0) {
             return static_cast<char*>(memory_->tensor.data) + memory_->tensor.byte_offset;
         }
-        const nb::gil_scoped_acquire gil;
+        const WithGil gil;
         PyErr_Clear();
         allocate_ = python_allocator_(q_);
         return fallback_.emplace(allocate_)(bytes);
@@ -920,7 +960,7 @@ nb::object cuda_empty(const std::vector<size_t>& shape, const std::string& dtype
     auto owned = std::unique_ptr<Owned>(new Owned{on, {on, bytes}});
     void* data = owned->buffer.data();
     const nb::capsule owner(owned.release(), [](void* pointer) noexcept {
-        const nb::gil_scoped_release nogil;  // work that the device waits for may need it
+        const WithoutGil nogil;  // work that the device waits for may need it
         const std::unique_ptr<Owned> dropped(static_cast<Owned*>(pointer));
         try {
             synchronize(dropped->device);
@@ -932,7 +972,7 @@ nb::object cuda_empty(const std::vector<size_t>& shape, const std::string& dtype
 }
 
 void cuda_synchronize(int device) {
-    const nb::gil_scoped_release nogil;
+    const WithoutGil nogil;
     synchronize({DeviceType::kCuda, device});
 }
 

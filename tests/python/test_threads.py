@@ -87,6 +87,24 @@ def most_threads_during_a_call():
     return most - idle
 
 
+def test_exit_in_the_middle_of_calls():
+    """FA-091: daemon threads that compute when the interpreter ends: exit code 0, not a word."""
+    run_python(
+        """
+import threading, time
+import numpy as np, fa101
+q = np.ones((2, 4, 512, 64), np.float32)
+def call_for_ever():
+    while True:
+        fa101.flash_attention(q, q, q)
+for _ in range(3):
+    threading.Thread(target=call_for_ever, daemon=True).start()
+time.sleep(0.2)
+""",
+        quiet=True,
+    )
+
+
 def test_thread_limits():
     """FA-090: set_num_threads and torch's limit are honoured. The calling thread is one of them."""
     before, torch_before = fa101.get_num_threads(), torch.get_num_threads()
