@@ -128,6 +128,9 @@ def main():
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     if options.graph and device.type == "cpu":
         parser.error("--graph needs a GPU")
+    for name in ("batch", "prompt", "layers"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} is {getattr(options, name)}; it must be at least 1")
     if options.tokens < 3:
         parser.error(f"--tokens is {options.tokens}; it must be 3 or more, to time a step")
     torch.manual_seed(0)

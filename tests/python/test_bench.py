@@ -1106,6 +1106,12 @@ class TestTables:
         with pytest.raises(SystemExit):
             tables.main([str(page), "--results", str(results)])
 
+    def test_a_page_that_is_not_there_is_named(self, tmp_path, capsys):
+        with pytest.raises(SystemExit) as exit_:
+            tables.main([str(tmp_path / "nope.md")])
+        assert exit_.value.code == 2
+        assert f"error: {tmp_path / 'nope.md'}: " in capsys.readouterr().err
+
     def test_the_projects_own_pages_are_up_to_date(self):
         pages = [str(path) for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))]
         pages = [path for path in pages if Path(path).exists()]

@@ -174,8 +174,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     stale = False
     for path in args.pages:
-        before = path.read_text()
         try:
+            before = path.read_text()
             after = update(before, args.results, None if args.check else path.parent)
         except (OSError, ValueError, KeyError, IndexError) as error:
             parser.error(f"{path}: {error}")
