@@ -12,9 +12,10 @@
 
 namespace fa101 {
 
-// Parts that the keys of a tile of rows are split into: at most, and as many as fill the device.
+// Parts that the keys of a tile of rows are split into: at most, as many as fill the device, and as
+// many of these as give no multiprocessor a second block.
 struct Splits {
-    int count = 1, per_wave = 1;
+    int count = 1, per_wave = 1, one_each = 1;
 };
 
 struct KernelFamily {

@@ -106,6 +106,7 @@ Plan make_plan(const KernelFamily& family, const Problem& problem, const DeviceI
         const Splits splits = family.splits(problem, device);
         plan.num_splits = splits.count;
         plan.splits_per_wave = splits.per_wave;
+        plan.splits_one_each = splits.one_each;
     }
     plan.workspace_bytes = problem.is_empty() ? 0 : family.workspace(plan, problem);
     plan.reason = std::move(reason);

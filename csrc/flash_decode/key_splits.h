@@ -29,7 +29,8 @@ struct KeyRange {
 
 struct KeySplits {
     int per_wave = 1;   // splits that fill a wave of blocks, or a few whole ones
-    Divider min_steps;  // of a split
+    int one_each = 1;   // of these, as many as may be short
+    Divider min_steps;  // of a short split; of others twice as many
     int wave_steps = std::numeric_limits<int>::max();  // of a wave; more keys are more waves
 
     // The splits of a tile's keys; one where it sees none, for somebody must write the zeros. The
@@ -38,7 +39,8 @@ struct KeySplits {
     FA101_HOST_DEVICE int count(KeyRange tile_keys, int step) const {
         const int steps = tile_keys.num_steps(step);
         if (steps > wave_steps) return per_wave * ceil_div(steps, wave_steps);
-        return clamp_to(min_steps.quotient(steps), 1, per_wave);
+        const int most = min_steps.quotient(steps);
+        return clamp_to(most / 2, clamp_to(most, 1, one_each), per_wave);
     }
 };
 

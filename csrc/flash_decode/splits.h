@@ -23,7 +23,8 @@ inline int64_t typical_seqlen_k(const Problem& p) { return p.seqlen_q > 256 ? p.
 // Fewest keys of a split. A row's part of O is 8 bytes a column, written and read; K and V are 4
 // bytes a column and key, or 8. That is 6 % for 4 rows and 128 keys, 25 % for 32 and 256, served by
 // L2 in part.
-inline int min_keys(const Problem& p) { return p.seqlen_q * p.group_size() <= 16 ? 128 : 256; }
+inline bool has_few_rows(const Problem& p) { return p.seqlen_q * p.group_size() <= 16; }
+inline int min_keys(const Problem& p) { return has_few_rows(p) ? 128 : 256; }
 
 // Rows of the result, as lse counts them.
 inline int64_t result_rows(const Problem& p) { return p.batch * p.num_heads * p.seqlen_q; }
@@ -65,27 +66,38 @@ inline int splits_per_wave(const Problem& p, int64_t blocks_per_split, const Slo
 
 // Where a tile's keys are split, in steps of its kernel. In a batch, where some sequences may be
 // short and leave their slots idle, a long one is more waves; else it is one.
-inline KeySplits key_splits(const Problem& p, int per_wave, int step) {
+inline KeySplits key_splits(const Problem& p, const Splits& chosen, int step) {
     KeySplits splits;
-    splits.per_wave = per_wave;
+    splits.per_wave = chosen.per_wave;
+    splits.one_each = chosen.one_each;
     if (p.num_splits > 0) return splits;
     splits.min_steps = Divider::by(min_keys(p) / step);
     if (p.batch > 1) {
-        const int64_t most = std::max<int64_t>(ceil_div<int64_t>(typical_seqlen_k(p), per_wave),
-                                               per_wave == 1 ? 8192 : 2048);
-        splits.wave_steps = static_cast<int>(per_wave * most / step);
+        const int64_t most =
+            std::max<int64_t>(ceil_div<int64_t>(typical_seqlen_k(p), chosen.per_wave),
+                              chosen.per_wave == 1 ? 8192 : 2048);
+        splits.wave_steps = static_cast<int>(chosen.per_wave * most / step);
     }
     return splits;
 }
 
-// With a number of splits that the caller gives: so many, if there are as many steps.
+// With a number of splits that the caller gives: so many, if there are as many steps. Else splits
+// of 128 keys are for multiprocessors that have no block: two of 128 take longer than one of 256.
 inline Splits choose_splits(const Problem& p, int64_t blocks_per_split, const Slots& slots,
                             int step) {
     constexpr int64_t kMax = std::numeric_limits<int>::max();
-    const int per_wave = p.num_splits > 0 ? static_cast<int>(std::min(p.num_splits, kMax))
-                                          : splits_per_wave(p, blocks_per_split, slots);
+    const bool is_given = p.num_splits > 0;
+    Splits splits;
+    splits.per_wave = is_given ? static_cast<int>(std::min(p.num_splits, kMax))
+                               : splits_per_wave(p, blocks_per_split, slots);
+    splits.one_each = splits.per_wave;
+    if (!is_given && has_few_rows(p)) {
+        const int64_t one_each = slots.num_sms / std::max<int64_t>(blocks_per_split, 1);
+        splits.one_each = static_cast<int>(clamp_to<int64_t>(one_each, 1, splits.per_wave));
+    }
     const KeyRange all = {0, static_cast<int>(p.seqlen_k)};
-    return {key_splits(p, per_wave, step).count(all, step), per_wave};
+    splits.count = key_splits(p, splits, step).count(all, step);
+    return splits;
 }
 
 // The splits of a kernel that has enough to do without: none from two waves of blocks on, where the
@@ -138,7 +150,8 @@ inline Partials make_partials(const Plan& plan, const Problem& p, int step, void
     partials.num_splits = plan.num_splits;
     partials.o_stride = o_stride(p);
     if (plan.num_splits > 1) {
-        partials.keys = key_splits(p, plan.splits_per_wave, step);
+        const Splits chosen = {plan.num_splits, plan.splits_per_wave, plan.splits_one_each};
+        partials.keys = key_splits(p, chosen, step);
         partials.lse = static_cast<float*>(workspace);
         partials.o = partials.lse + lse_floats(plan, p);
     }

@@ -50,9 +50,9 @@ int num_splits(const Problem& p) { return flash_decode::splits(p, h200()).count;
 TEST_CASE("the splits of a tile are its keys, once and in order, equal to within a step") {
     std::mt19937 random(1);
     for (int step : {16, 32, 64}) {
-        for (const KeySplits& keys : {KeySplits{}, KeySplits{1000, {}}, KeySplits{7, {}},
-                                      KeySplits{33, Divider::by(256 / step)},
-                                      KeySplits{5, Divider::by(256 / step), 5 * 2048 / step}}) {
+        for (const KeySplits& keys : {KeySplits{}, KeySplits{1000, 1000, {}}, KeySplits{7, 7, {}},
+                                      KeySplits{33, 16, Divider::by(128 / step)},
+                                      KeySplits{5, 1, Divider::by(128 / step), 5 * 2048 / step}}) {
             for (int i = 0; i < 1000; ++i) {
                 const int size = 1 + static_cast<int>(random() % (i % 2 == 0 ? 300 : 100000));
                 const int begin = i % 3 == 0 ? 0 : static_cast<int>(random() % 5000);
@@ -89,8 +89,9 @@ TEST_CASE("the splits of a tile are its keys, once and in order, equal to within
 }
 
 TEST_CASE("how many splits") {
-    const KeySplits one_wave = {33, Divider::by(16)};
-    const KeySplits waves = {16, Divider::by(16), 16 * 2048 / 16};
+    const KeySplits one_wave = {33, 33, Divider::by(16)};
+    const KeySplits waves = {16, 16, Divider::by(16), 16 * 2048 / 16};
+    const KeySplits few_short = {33, 16, Divider::by(8)};
     const auto count = [](const KeySplits& keys, int seqlen_k) {
         return keys.count({0, seqlen_k}, 16);
     };
@@ -106,6 +107,13 @@ TEST_CASE("how many splits") {
     CHECK(count(waves, 32768) == 16);
     CHECK(count(waves, 32769) == 32);
     CHECK(count(waves, 100000) == 64);
+    CHECK(count(few_short, 240) == 1);
+    CHECK(count(few_short, 1024) == 8);  // of 128 keys
+    CHECK(count(few_short, 2048) == 16);
+    CHECK(count(few_short, 4096 + 240) == 16);
+    CHECK(count(few_short, 4096 + 256) == 17);  // of 256
+    CHECK(count(few_short, 8192) == 32);
+    CHECK(count(few_short, 1 << 30) == 33);
     CHECK(one_wave.count({8, 16 * 16 + 8}, 16) == 1);  // 17 steps
     CHECK(one_wave.count({65536, 65536 + 512}, 16) == 2);
 }
@@ -145,8 +153,11 @@ TEST_CASE("splits depend on a tile's own keys, not on the capacity or on other l
 }
 
 TEST_CASE("one sequence is one wave of blocks, a large batch has nothing to merge") {
-    CHECK(num_splits(decode(1, 32, 8, 1024)) == 8);  // not less than 128 keys
-    for (int64_t seqlen_k : {8192, 65536, 131072, 1 << 20}) {
+    CHECK(num_splits(decode(1, 32, 8, 1024)) == 8);   // not less than 128 keys
+    CHECK(num_splits(decode(1, 32, 8, 4096)) == 16);  // nor than 256 in a second block of an SM
+    CHECK(num_splits(decode(1, 32, 8, 8192)) == 32);
+    CHECK(num_splits(decode(4, 32, 8, 1024)) == 4);
+    for (int64_t seqlen_k : {8448, 65536, 131072, 1 << 20}) {
         CHECK(num_splits(decode(1, 32, 8, seqlen_k)) == 33);  // 264 blocks, two a multiprocessor
         CHECK(num_splits(decode(1, 8, 8, seqlen_k, 128, DType::kFloat32)) == 33);
     }

@@ -36,6 +36,7 @@ struct Plan {
     Tile tile;
     int num_splits = 1;           // parts that a tile's keys are split into, at most
     int splits_per_wave = 1;      // so many fill the device; where they lie follows from it
+    int splits_one_each = 1;      // of these, so many may have half as many keys
     int64_t workspace_bytes = 0;  // the caller provides this much, 256-byte aligned, on the device
     std::string reason;           // one sentence: why this kernel
 };
