@@ -17,8 +17,9 @@
 namespace fa101 {
 namespace {
 
-// Kernels count rows and blocks in 32 bits (offsets are 64-bit), with room for the last tile.
-constexpr int64_t kMaxSeqlen = std::numeric_limits<int32_t>::max() - 4096;
+// Kernels count rows and blocks in 32 bits (offsets are 64-bit), with room for what a
+// kernel looks ahead.
+constexpr int64_t kMaxSeqlen = std::numeric_limits<int32_t>::max() - 8192;
 
 // What kernels divide by and multiply with stays far from float32's ends.
 constexpr float kMinSoftcap = 1e-20f, kMaxSoftcap = 1e20f;

@@ -27,9 +27,9 @@
 // Registers, at head_dim 128: O 16 x 128 / 32 lanes = 64, Q 32, S 8 or 32. Q goes straight from
 // global memory to the lanes that multiply it: it is small, and read once.
 //
-// With a paged cache an address is a load away: the page comes from the caller's table. So the
-// pages of a step are read while the step before is under way, one of them for each 16 keys, which
-// never lie in two pages.
+// With a paged cache an address is a load away: the page comes from the caller's table. 16 keys
+// never lie in two pages, so a warp reads the entries of many steps at once, one a lane, long
+// before it needs them, and shuffles hand them out.
 //
 // In fp8 the bytes are half of it, on their way and in shared memory; codes become 16-bit elements
 // between ldmatrix, which moves pairs of them, and the product. So a lane gets other columns than
@@ -200,17 +200,25 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
         if (!has_pages) return bidb;
         return Pages(problem, tensors, bidb).page_of(key);
     };
-    // The pages of the keys of a block that this thread copies.
+    // The pages that a warp copies from: of its next steps, one a lane, and of one step.
+    constexpr int kPagesPerStep = Traits::kPagesPerThread, kStepsOfPages = 32 / kPagesPerStep;
+    static_assert(kStages <= kStepsOfPages, "the first steps have their pages");
     struct PageList {
-        uint32_t page[Traits::kPagesPerThread];
+        uint32_t page[kPagesPerStep];
     };
-    const auto pages_of = [&](int n_block) {
+    const auto load_pages = [&](int n_block) -> uint32_t {
+        if constexpr (!kPaged) return 0;
+        const int first_row = 32 * warp % Traits::kTeamThreads / Traits::kPieces;
+        const int key = (n_block + lane / kPagesPerStep * kNumTeams) * kBlockN +
+                        Traits::first_row_of_page(first_row, lane % kPagesPerStep);
+        return key < n_end ? page_of(key) : 0;
+    };
+    const auto pages_of = [&](uint32_t lane_pages, int step) {
         PageList list = {};
         if constexpr (kPaged) {
 #pragma unroll
-            for (int i = 0; i < Traits::kPagesPerThread; ++i) {
-                const int key = n_block * kBlockN + Traits::first_row_of_page(copy_row(), i);
-                list.page[i] = key < n_end ? page_of(key) : 0;
+            for (int i = 0; i < kPagesPerStep; ++i) {
+                list.page[i] = __shfl_sync(0xffffffffu, lane_pages, step * kPagesPerStep + i);
             }
         }
         return list;
@@ -233,18 +241,25 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
     const auto load_tile = [&](Stored* dst_tile, const Source& src, int n_block,
                                const PageList& list) {
         if (aligned16) {
+            // One address a page, the others at constant distances.
             const int first_row = copy_row(), first_piece = copy_piece();
+            const int num_cols = src.num_cols - kPieceCols * first_piece;
+            const Stored* row_src = nullptr;
 #pragma unroll
             for (int pass = 0; pass < Traits::kPasses; ++pass) {
                 const int row = first_row + pass * Traits::kRowsPerPass;
                 const int key = n_block * kBlockN + row;
-                const Stored* const row_src =
-                    row_ptr(src, key, kPaged ? list.page[Traits::page_of_pass(pass)] : 0);
+                if (kPaged ? pass % Traits::kPassesPerPage == 0 : pass == 0) {
+                    row_src = row_ptr(src, key, list.page[Traits::page_of_pass(pass)]) +
+                              kPieceCols * first_piece;
+                } else {
+                    row_src += Traits::kRowsPerPass * src.row_stride;
+                }
+                Stored* const dst = dst_tile + Traits::offset(row, first_piece);
 #pragma unroll
                 for (int panel = 0; panel < Traits::kPanels; ++panel) {
-                    const int piece = first_piece + panel * Traits::kPieces;
-                    cp_async16(dst_tile + Traits::offset(row, piece), row_src + kPieceCols * piece,
-                               key < n_end && kPieceCols * piece < src.num_cols);
+                    const int col = panel * Traits::kPieces * kPieceCols;
+                    cp_async16(dst + col, row_src + col, key < n_end && col < num_cols);
                 }
             }
         } else {
@@ -299,14 +314,24 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
             }
         });
     };
-    PageList first_pages[kStages];
-#pragma unroll
-    for (int i = 0; i < kStages; ++i) first_pages[i] = pages_of(n_block_begin + i * kNumTeams);
+    uint32_t lane_pages = load_pages(n_block_begin);
+    uint32_t next_pages = load_pages(n_block_begin + kStepsOfPages * kNumTeams);
+    // While the pages are on their way: Q, to be there when it is read, behind the first copies. A
+    // line a thread, of 64 long rows not all.
+    const auto q_row = [&](int row) {
+        return static_cast<const Element*>(tensors.q_ptr) + bidb * tensors.q_batch_stride +
+               head_of(tile, row) * tensors.q_head_stride + query_of(row) * tensors.q_row_stride;
+    };
+    const int thread = static_cast<int>(threadIdx.x);
+    const int line_col = 128 / static_cast<int>(sizeof(Element)) * (thread / kBlockM);
+    if (line_col < head_dim) {
+        prefetch_l1(q_row(min(m_begin + thread % kBlockM, num_rows - 1)) + line_col);
+    }
 #pragma unroll
     for (int i = 0; i < kStages - 1; ++i) {
-        load_kv(n_block_begin + i * kNumTeams, i, first_pages[i]);
+        load_kv(n_block_begin + i * kNumTeams, i, pages_of(lane_pages, i));
     }
-    PageList next_pages = first_pages[kStages - 1];
+    int page_step = kStages - 1;
 
     // ---- This lane's two rows: Q, and the keys they see. Rows past the end repeat the last. ----
     const int warp_row = kNumTeams == 1 ? 16 * warp : 0;
@@ -320,20 +345,24 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
         const int row = row_of(m_begin, r), query = query_of(row);
         row_begin[r] = mask.key_begin(query);
         row_end[r] = mask.key_end(query);
-        const auto* const q_ptr =
-            static_cast<const Element*>(tensors.q_ptr) + bidb * tensors.q_batch_stride +
-            head_of(tile, row) * tensors.q_head_stride + query * tensors.q_row_stride;
-        const auto element = [&](int col) { return col < head_dim ? to_float(q_ptr[col]) : 0.0f; };
+        const Element* const q_ptr = q_row(row);
+        const auto for_each_pair = [&](auto load) {
 #pragma unroll
-        for (int i = 0; i < 2 * kSteps; ++i) {
-            const int col =
-                kFp8 ? 16 * (i / 2) + 4 * (lane % 4) + 2 * (i % 2) : 8 * i + 2 * (lane % 4);
-            uint32_t& pair = q[i / 2][i % 2 * 2 + r];
-            if (aligned16) {
-                pair = col < head_dim ? *reinterpret_cast<const uint32_t*>(q_ptr + col) : 0;
-            } else {
-                pair = pack<Element>(element(col), element(col + 1));
+            for (int i = 0; i < 2 * kSteps; ++i) {
+                const int col =
+                    kFp8 ? 16 * (i / 2) + 4 * (lane % 4) + 2 * (i % 2) : 8 * i + 2 * (lane % 4);
+                q[i / 2][i % 2 * 2 + r] = load(col);
             }
+        };
+        if (aligned16) {
+            for_each_pair([&](int col) {
+                return col < head_dim ? *reinterpret_cast<const uint32_t*>(q_ptr + col) : 0;
+            });
+        } else {
+            const auto element = [&](int col) {
+                return col < head_dim ? to_float(q_ptr[col]) : 0.0f;
+            };
+            for_each_pair([&](int col) { return pack<Element>(element(col), element(col + 1)); });
         }
     }
     if constexpr (kFp8) {  // as widen_e4m3 pairs columns
@@ -393,8 +422,12 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
         cp_async_wait_group<2 * (kStages - 1) - 1>();
         team_sync();  // K is there, and the team is done with the stage that is loaded next
         load_kv(n_block + (kStages - 1) * kNumTeams, stage == 0 ? kStages - 1 : stage - 1,
-                next_pages);
-        next_pages = pages_of(n_block + kStages * kNumTeams);
+                pages_of(lane_pages, page_step));
+        if (kPaged && ++page_step == kStepsOfPages) {
+            page_step = 0;
+            lane_pages = next_pages;
+            next_pages = load_pages(n_block + (kStages + kStepsOfPages) * kNumTeams);
+        }
 
         // S = Q K^T, to logits of base 2.
         Tensor s = make_tensor<float>(Shape<_2, Int<kKeys>>{});
