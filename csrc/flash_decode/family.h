@@ -34,6 +34,9 @@ struct Partials {
     Divider group;                               // query heads of a key/value head
 };
 
+// Parts that a warp absorbs at once where it merges, of a tile of that head_dim (merge.cuh).
+constexpr int merge_batch(int head_dim) { return head_dim <= 128 ? 16 : 8; }
+
 // One translation unit each, for the head_dims of tile_config.h.
 void run_hdim64(const Plan&, const Problem&, const Tensors&, const Partials&, Stream);
 void run_hdim96(const Plan&, const Problem&, const Tensors&, const Partials&, Stream);

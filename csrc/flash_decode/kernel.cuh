@@ -135,12 +135,10 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
     const int m_begin = tile.m_begin, split = tile.split, bidb = tile.bidb;
 
     const bool has_pages = kPaged && (!kFp8 || problem.page_size > 0);
+    const Mask mask = mask_of(problem, tensors, bidb);
     if (has_pages) {
-        // The length comes from memory, and then the pages: both on their way. Which are this
-        // split's only the length tells, so each split asks for a share of the table.
-        if (tensors.seqlens_k_ptr != nullptr) {
-            prefetch_l1(tensors.seqlens_k_ptr + bidb * tensors.seqlens_k_stride);
-        }
+        // Which pages are this split's only the length tells, which comes from memory. So that both
+        // are on their way, each split asks for a share of the table.
         constexpr int kSector = 32 / sizeof(int32_t);
         const Pages pages(problem, tensors, bidb);
         const int64_t entry = kSector * (split + int64_t{threadIdx.x} * partials.num_splits);
@@ -148,7 +146,6 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
             prefetch_l2(pages.table + entry);
         }
     }
-    const Mask mask = mask_of(problem, tensors, bidb);
     const int first_row = m_begin, last_row = min(m_begin + kBlockM, num_rows) - 1;
     const KeyRange tile_keys = keys_of_tile(mask, first_row, last_row, group);
     const int count = partials.keys.count(tile_keys, kBlockN);

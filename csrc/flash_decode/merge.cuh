@@ -78,14 +78,14 @@ struct Merge {
     }
 };
 
-// A warp a row or, where rows are few, all warps of the block: each absorbs some of the batches.
+// A warp a row or, of few rows with many parts, all warps of the block: each absorbs some batches.
 template <class Traits>
 __device__ __forceinline__ void merge_parts(const Problem& problem, const Tensors& tensors,
                                             const Partials& partials, void* smem) {
     using Element = typename Traits::Element;
     constexpr int kNWarps = Traits::kNThreads / 32;
     constexpr int kVectors = ceil_div(Traits::kHeadDim, 128);
-    constexpr int kBatch = 16 / kVectors;
+    constexpr int kBatch = merge_batch(Traits::kHeadDim);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const bool is_shared = partials.rows_per_merge == 1;
     const int block = static_cast<int>(blockIdx.x) - partials.key_blocks;

@@ -137,11 +137,13 @@ inline int64_t flags_bytes(const Plan& plan, const Problem& p) {
     return static_cast<int64_t>(sizeof(uint64_t)) * result_rows(p) * plan.num_splits;
 }
 
-// Rows of a block that merges. One row is done sooner by a whole block, but those blocks must find
-// room beside the ones that read keys, so only where rows are few; else each warp has its own.
+// Rows of a block that merges: one a warp. More parts than a warp absorbs at once are done sooner
+// by the whole block, but those blocks must find room beside the ones that read keys, so only where
+// rows are few. Fewer parts are the same sum either way, so the cache's capacity changes no bit.
 inline int rows_per_merge(const Plan& plan, const Problem& p) {
     constexpr int64_t kFewRows = 64;
-    return result_rows(p) <= kFewRows ? 1 : plan.tile.num_warps;
+    const bool shares = plan.num_splits > merge_batch(plan.tile.head_dim);
+    return shares && result_rows(p) <= kFewRows ? 1 : plan.tile.num_warps;
 }
 
 // `step`: of the plan's tile, in keys.

@@ -241,12 +241,20 @@ TEST_CASE("the workspace holds lse, O and a flag of every part") {
           0);
 }
 
-TEST_CASE("a block merges one row where they are few, else one a warp") {
-    for (const auto& [rows, expected] : {std::pair{1, 1}, {64, 1}, {65, 4}, {4096, 4}}) {
-        const Problem p = decode(1, rows, 1, 8192);
-        Plan plan;
-        plan.tile = flash_decode::tile(p, h200());
-        CHECK(flash_decode::rows_per_merge(plan, p) == expected);
+TEST_CASE("a block merges one row where they are few and their parts many, else one a warp") {
+    for (int64_t head_dim : {64, 128, 256}) {
+        const int batch = flash_decode::merge_batch(static_cast<int>(head_dim));
+        for (int rows : {1, 64, 65, 4096}) {
+            for (int num_splits : {2, batch, batch + 1, 100}) {
+                const Problem p = decode(1, rows, 1, 8192, head_dim);
+                Plan plan;
+                plan.tile = flash_decode::tile(p, h200());
+                plan.num_splits = num_splits;
+                const bool is_shared = rows <= 64 && num_splits > batch;
+                CHECK(flash_decode::rows_per_merge(plan, p) ==
+                      (is_shared ? 1 : plan.tile.num_warps));
+            }
+        }
     }
 }
 
