@@ -5,8 +5,8 @@
 // Bytes. A tile of kBlockM queries reads Q and writes O once, and streams the K and V that it sees:
 // for each key 4 * head_dim bytes and 4 * head_dim * kBlockM FLOP, so kBlockM FLOP a byte. The
 // heads at work stay in L2: memory is idle, but 128 rows at 660 TFLOP/s draw 5.2 TB/s from L2, and
-// 192 rows at 690 draw 3.6. The next rung would share them: two blocks of a cluster, each loading
-// half of every K and V for both (multicast).
+// 192 rows at 690 draw 3.6. Two blocks of a cluster that each load half of every K and V for both
+// (multicast) draw half of that, and are 0 to 14 % slower: they wait for each other.
 //
 // One tile of queries, n = the last key block that any of its rows sees. Keys go from last to
 // first, so that the blocks that need the mask come first:
@@ -50,19 +50,21 @@
 // groups, all of which take the same number of turns a tile, as its blocks belong to the tile and
 // not to the group.
 //
-// Turns (kTakesTurns, "ping-pong"): named barrier g is passed when group g waits (128 threads) and
-// its predecessor has handed over (128). The last group hands over once at the start, so group 0
-// goes first.
+// Turns ("ping-pong"): named barrier g is passed when group g waits (128 threads) and its
+// predecessor has handed over (128). The last group hands over once at the start, so group 0 goes
+// first. So the products of one group run under the softmax of the others.
 //
 // Memory order: TMA's writes are visible to whoever saw the full barrier's phase. Nothing else
 // writes the tiles, so no proxy fence is needed. O leaves through shared memory of its own, where
 // there is room: wgmma leaves a row to four threads, two columns in eight to each, and memory wants
-// whole lines. At 192 and 256 the four exchange what they have.
+// whole lines. Above 128 the four exchange what they have: at 192 shared memory is full.
 //
-// Guesses. A step's P can use the row maxima of the step before: only a logit larger by 2^8 makes
-// them move. So each thread compares its own logits, and a vote replaces the shuffles; where two
-// groups leave registers for it, P is on its way while they are still being compared. Should they
-// move, P is rescaled as O is; if by more than 2^64, bits are lost, and the warp computes S again.
+// Guesses. A step's P uses the row maxima of the step before, without a look at the new logits:
+// should P become large, so does its sum, which is needed anyway, and only then the warp looks how
+// far the maxima have to move, and rescales P as O. P that has become inf does not tell; neither
+// does its row, which is done again at the end: a leap of 2^100 within a row is not what models do.
+// Of the five instructions that a logit takes (scale and subtract, exponential, maximum, sum, half
+// a conversion) that is one less, and none that waits for all logits.
 //
 // Budgets. 32-bit registers of a consumer thread, of 232 (two groups; 240 at 256) or 160 (three),
 // and KB of shared memory, of 227; K and V in two stages, for two blocks in four:
@@ -77,8 +79,7 @@
 //   128        192 x  80    64   40   20  124      48    80   24  152
 //   192, 128   128 x 128    64   64   32  160      48   160    -  208     head_dim_v is 128
 //   192        128 x 112    96   56   28  180      48   168    -  216
-//   256        128 x  80   128   40   20  188      64   160    -  224
-//   256        128 x  64   128   32   16  176      64   128    -  192     few keys; windows
+//   256        128 x  64   128   32   16  176      64   128    -  192
 //
 // What each refinement gained here: % of TFLOP/s on an H200, bf16, 16k tokens in all, hidden 2048,
 // seqlen 1k / 4k / 16k, of the full and of the causal problem (docs/performance-log.md has all).
@@ -90,28 +91,31 @@
 //                             causal   -3  -2  -2      +1  +3  +4      +6  +8  +8
 //   three groups, not two     full    +11 +23 +31      -5  +3  +4
 //     (128: and 80 keys)      causal   -4 +14 +24     -12   0  +4
-//   taking turns              full     -3  -4  -5       0  -2  -2      +1  +2  +1
-//                             causal   -2  -3  -5      +1  -1  -2      +2   0  +1
 //   wider steps (192 and 176  full     -7  +3  +8      -3  -2   0       0  -3   0
 //     for 128, 80 for 64)     causal   -8  +2  +5     -11  -4   0      -2  +4  +6
 //   a counter of tiles, not   full     +1   0  +1      -1   0   0      +1  +1  +1
 //     equal shares            causal   +1  +2  +2      +7 +12 +15     +24 +39 +38
 //   short ends, votes for     full     +4   0   0      +4  +3  +4       0   0   0
 //     shuffles                causal   +6   0   0      +4  +5  +3      +1   0   0
-//   and P by guess (two       full     +1              +3  +4  +4
-//     groups)                 causal   +2              +3  +4
+//   P by guess                full     +1              +3  +4  +4
+//                             causal   +2              +3  +4
 //   blocks let go, O through   full     +4 +2 +1      +1 +1 +1        +2  -   -
 //     shared memory            causal   +7 +8 +2      +2 +1 +3        +4  -  +1
 //   small sections of heads   causal    0   0  0      +4 +1  0        +4  0   0
+//   a guess without a maximum full     +7  +7  +8      +2  +2  +2      +1   0   0
+//                             causal   +5  +6  +8      +2  +3  +3       0   0   0
+//   taking turns (256: before full     +1  +1   0      +1  +3  +3      +1  +2  +1
+//     that)                   causal    0  +4  +1      +1   0  +3      +2   0  +1
 //   2 of 8 exponentials as a  full     -6  -9 -12      -4  -6  -6
 //     polynomial              causal   -3  -8  -9      -2  -5  -6
 //   two blocks an SM, each    full      0  -9 -17
 //     of two groups, 48 keys  causal   +7  -4 -12
 //
-// What gained is here, what lost is not: turns only at 256, three groups where the rows are many,
-// two blocks where they are few. Short ends are these: the tile's place is worked out by a warp
-// that has time, no chain of 64 dependent instructions, no branches in the epilogue. Per tile the
-// ends took 4500 cycles more than FlashAttention-3's, with as many instructions in all.
+// What gained is here, what lost is not: three groups where the rows are many, two blocks where
+// they are few. Turns lost up to 5 % at 64 and 2 % at 128 before there was a guess without a
+// maximum. Short ends are these: the tile's place is worked out by a warp that has time, no chain
+// of 64 dependent instructions, no branches in the epilogue. Per tile the ends took 4500 cycles
+// more than FlashAttention-3's, with as many instructions in all.
 #pragma once
 
 #include <fa101/params.h>
@@ -177,18 +181,16 @@ __device__ TileInfo tile_info(const KernelParams& p, int tile) {
     return {m_begin, p.num_heads.remainder(head), p.num_heads.quotient(head)};
 }
 
-// A place in a ring of slots, and the parity of the round.
+// A place in a ring of slots, and the parity of the round. One number: registers are short.
 template <int kSlots>
 struct RingPosition {
-    int slot = 0;
-    uint32_t parity = 0;
+    static_assert((kSlots & (kSlots - 1)) == 0);
+    uint32_t count = 0;
 
-    __device__ void advance() {
-        if (++slot == kSlots) {
-            slot = 0;
-            parity ^= 1;
-        }
-    }
+    __device__ uint32_t slot() const { return count % kSlots; }
+    __device__ uint32_t parity() const { return count / kSlots % 2; }
+    __device__ void advance() { ++count; }
+    __device__ RingPosition ahead(int n) const { return {count + n}; }
 };
 
 // Enqueues C (+)= A B for the group, without waiting; of `steps` 16-wide ones along A's rows.
@@ -215,27 +217,27 @@ __device__ __forceinline__ void issue_product(Mma mma, const A& a, const B& b, C
 __device__ __forceinline__ constexpr int row_of(int i) { return i / 2 % 2; }
 
 // The online softmax of a thread's two rows. The state of common/online_softmax.h works with any
-// reference close to the maximum: row_max follows it lazily, when a logit exceeds it by more than
-// kSlack powers of two. Until then O needs no rescaling, and P stays below 2^kSlack, so the float32
+// reference close to the maximum; this one, in powers of two, moves lazily, when a logit exceeds it
+// by more than kSlack. Until then O needs no rescaling, and P stays below 2^kSlack, so the float32
 // sums lose nothing. (FlashAttention-4 skips rescaling the same way.) And until then nobody needs
-// the maximum itself: each thread looks at its own logits, and one vote replaces the shuffles.
+// the maximum itself: each thread looks at what it has, and one vote replaces the shuffles.
 struct OnlineSoftmax {
-    static constexpr float kSlack = 8.0f, kFar = 64.0f;
+    static constexpr float kSlack = 8.0f;
+    static constexpr float kNone = 1.17549435e-38f;  // no reference yet: the row saw no key
+    // What guess() takes: a sum of up to 64 of a row's P, then each of those, and what it can mend.
+    static constexpr float kMaxSum = 4096.0f, kMaxP = kMaxSum / 64, kFarP = 1.2676506e30f;  // 2^100
 
     float scale_log2;
-    float row_max[2], row_sum[2];  // the sums are this thread's share until the end
-    float scores_scale[2];         // what O has to be multiplied with
-    bool moves;                    // whether it has to, for some row of the warp
+    float reference[2], row_sum[2];  // the sums are this thread's share until the end
+    float scores_scale[2];           // what O has to be multiplied with
+    bool moves;                      // whether it has to, for some row of the warp
+    bool is_ready;                   // whether all rows of the warp have a reference
 
     __device__ explicit OnlineSoftmax(float scale_log2)
-        : scale_log2(scale_log2), row_max{-INFINITY, -INFINITY}, row_sum{0, 0} {}
-
-    __device__ __forceinline__ float offset(int r) const {
-        return -safe_row_max(row_max[r]) * scale_log2;
-    }
+        : scale_log2(scale_log2), reference{kNone, kNone}, row_sum{0, 0} {}
 
     __device__ __forceinline__ bool exceeds(float x, int r) const {
-        return (x - row_max[r]) * scale_log2 > kSlack;
+        return reference[r] == kNone ? x != -INFINITY : fmaf(x, scale_log2, -reference[r]) > kSlack;
     }
 
     template <class AccS>
@@ -249,22 +251,22 @@ struct OnlineSoftmax {
         max_here[1] = fmaxf(part[2], part[3]);
     }
 
-    // row_max of row r becomes x, if x exceeds it.
+    // The reference of row r becomes x, if x exceeds it.
     __device__ __forceinline__ bool follow(float x, int r) {
         const bool moves = exceeds(x, r);
-        scores_scale[r] = moves ? exp2_approx((row_max[r] - safe_row_max(x)) * scale_log2) : 1.0f;
-        row_max[r] = moves ? x : row_max[r];
+        const float old = reference[r];
+        if (moves) reference[r] = x * scale_log2;
+        scores_scale[r] = old == kNone ? 1.0f : exp2_approx(old - reference[r]);
         row_sum[r] *= scores_scale[r];
         return moves;
     }
 
-    // S becomes P = 2^(scale_log2 * (s - row_max)), in float32, and sum that of P's rows.
+    // S becomes P = 2^(scale_log2 * s - reference), in float32, and sum that of P's rows.
     template <class AccS>
     __device__ __forceinline__ void exponentiate(AccS& s, float (&sum)[2]) const {
-        const float offsets[2] = {offset(0), offset(1)};
         CUTE_UNROLL
         for (int i = 0; i < cute::size(s); ++i) {
-            s(i) = exp2_approx(fmaf(s(i), scale_log2, offsets[row_of(i)]));
+            s(i) = exp2_approx(fmaf(s(i), scale_log2, -reference[row_of(i)]));
         }
         float part[4];
         CUTE_UNROLL
@@ -275,106 +277,61 @@ struct OnlineSoftmax {
         sum[1] = part[2] + part[3];
     }
 
-    // P, and row_sum with it.
-    template <class AccS>
-    __device__ __forceinline__ void exponentiate(AccS& s) {
-        float sum[2];
-        exponentiate(s, sum);
-        row_sum[0] += sum[0];
-        row_sum[1] += sum[1];
+    __device__ __forceinline__ void add(const float (&sum)[2]) {
+        CUTE_UNROLL
+        for (int r = 0; r < 2; ++r) row_sum[r] += sum[r];
     }
 
-    // One step: row_max, P and row_sum.
+    // One step: the reference, P and row_sum.
     template <class AccS>
     __device__ __forceinline__ void step(AccS& s) {
-        float max_here[2];
+        float max_here[2], sum[2];
         find_max(s, max_here);
         moves = __any_sync(~0u, exceeds(max_here[0], 0) || exceeds(max_here[1], 1));
         if (moves) {
             follow(quad_max(max_here[0]), 0);
             follow(quad_max(max_here[1]), 1);
         }
-        exponentiate(s);
+        is_ready = __all_sync(~0u, reference[0] != kNone && reference[1] != kNone);
+        exponentiate(s, sum);
+        add(sum);
     }
 
-    // The same, but P is on its way, with the old row_max, while logits are still compared with it.
-    // If row_max moves after all, P is rescaled as O is. False where it moves so far that P has
-    // lost bits: then nothing but S has changed, and what S was is gone.
+    // The same by the reference that is there, without a look at the logits: P's sums, which are
+    // needed anyway, tell whether it was good. If not, P tells how far it has to move, and is
+    // rescaled as O is. Where that is so far that P has lost bits, or is inf, the row is lost: its
+    // sum is inf from then on, and the epilogue does it again.
     template <class AccS>
-    __device__ __forceinline__ bool guess(AccS& s) {
-        float max_here[2], sum[2];
-        find_max(s, max_here);
+    __device__ __forceinline__ void guess(AccS& s) {
+        float sum[2];
         exponentiate(s, sum);
-        moves = __any_sync(~0u, exceeds(max_here[0], 0) || exceeds(max_here[1], 1));
+        moves = __any_sync(~0u, sum[0] > kMaxSum || sum[1] > kMaxSum);
         if (moves) {
-            float new_max[2], distance[2];
+            float max_p[2];
+            find_max(s, max_p);
             CUTE_UNROLL
             for (int r = 0; r < 2; ++r) {
-                const float x = quad_max(max_here[r]);
-                new_max[r] = exceeds(x, r) ? x : row_max[r];
-                distance[r] = exceeds(x, r) ? fmaf(x, scale_log2, offset(r)) : 0.0f;
-            }
-            if (__any_sync(~0u, fabsf(distance[0]) > kFar || fabsf(distance[1]) > kFar)) {
-                return false;
-            }
-            CUTE_UNROLL
-            for (int r = 0; r < 2; ++r) {
-                scores_scale[r] = exp2_approx(-distance[r]);
-                row_max[r] = new_max[r];
+                const float x = quad_max(max_p[r]), old = reference[r];
+                if (x > kFarP) {
+                    sum[r] = INFINITY;
+                } else if (x > kMaxP) {
+                    reference[r] += log2_approx(x);
+                }
+                scores_scale[r] = exp2_approx(old - reference[r]);
                 row_sum[r] *= scores_scale[r];
                 sum[r] *= scores_scale[r];
             }
-            CUTE_UNROLL
-            for (int i = 0; i < cute::size(s); ++i) s(i) *= scores_scale[row_of(i)];
+            rescale(s, scores_scale);
         }
+        add(sum);
+    }
+
+    template <class Acc>
+    __device__ __forceinline__ static void rescale(Acc& acc, const float (&scale)[2]) {
         CUTE_UNROLL
-        for (int r = 0; r < 2; ++r) row_sum[r] += sum[r];
-        return true;
+        for (int i = 0; i < cute::size(acc); ++i) acc(i) *= scale[row_of(i)];
     }
 };
-
-// S of this warp's 16 rows once more, from the tiles of Q and K in shared memory, by lesson 3's
-// mma.sync: a warp can do that alone, and finds its results where wgmma puts them.
-template <class Traits, class AccS>
-__device__ __forceinline__ void recompute(const typename Traits::Element* q,
-                                          const typename Traits::Element* k, AccS& s) {
-    using Mma = std::conditional_t<std::is_same_v<typename Traits::Element, cutlass::half_t>,
-                                   cute::SM80_16x8x16_F32F16F16F32_TN,
-                                   cute::SM80_16x8x16_F32BF16BF16F32_TN>;
-    constexpr int kBox = Traits::kBox, kChunks = kBox / 8;  // of 16 bytes, as TMA has swizzled them
-    const int lane = threadIdx.x % 32;
-    const int row = lane / 4, swizzle = kBox == 64 ? row : row / 2;
-    const auto word = [&](const auto* tile, int tile_rows, int row, int chunk) {
-        const int at = chunk / kChunks * tile_rows * kBox + row * kBox +
-                       8 * (chunk % kChunks ^ swizzle) + 2 * (lane % 4);
-        return *reinterpret_cast<const uint32_t*>(tile + at);
-    };
-    CUTE_UNROLL
-    for (int i = 0; i < cute::size(s); ++i) s(i) = 0;
-#pragma unroll 1
-    for (int chunk = 0; chunk < Traits::kHeadDim / 8; chunk += 2) {
-        uint32_t a[4];
-        CUTE_UNROLL
-        for (int i = 0; i < 4; ++i) {
-            const int q_row = threadIdx.x / 32 % 4 * 16 + row + 8 * (i % 2);
-            a[i] = word(q, Traits::kGroupM, q_row, chunk + i / 2);
-        }
-        CUTE_UNROLL
-        for (int n = 0; n < Traits::kBlockN / 8; ++n) {
-            const uint32_t b0 = word(k, Traits::kBlockN, 8 * n + row, chunk);
-            const uint32_t b1 = word(k, Traits::kBlockN, 8 * n + row, chunk + 1);
-            Mma::fma(s(4 * n), s(4 * n + 1), s(4 * n + 2), s(4 * n + 3), a[0], a[1], a[2], a[3], b0,
-                     b1, s(4 * n), s(4 * n + 1), s(4 * n + 2), s(4 * n + 3));
-            asm volatile("" ::: "memory");  // loads in advance would take registers
-        }
-    }
-}
-
-template <class AccO>
-__device__ __forceinline__ void rescale(AccO& o, const float (&scores_scale)[2]) {
-    CUTE_UNROLL
-    for (int i = 0; i < cute::size(o); ++i) o(i) *= scores_scale[row_of(i)];
-}
 
 // Word j of lane t of a quad becomes word t of lane j: what was two columns in each of four
 // 8-column groups becomes all of one group, a 16-byte store.
@@ -395,47 +352,70 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&word)[4]) {
     }
 }
 
-// O of one row, touching only the keys it sees, by one warp: a lane has every 32nd column. The
-// maximum and the sum of the row are known, and right: they never meet V.
+// O and lse of one row from the start, touching only the keys it sees, by one warp: of 32 keys a
+// lane has one, of O every 32nd column.
 template <class Traits>
 __device__ __forceinline__ void redo_row(const KernelParams& p, const TileInfo& tile, int row,
-                                         int key_begin, int key_end, float offset, float inverse) {
+                                         int key_begin, int key_end) {
     using Element = typename Traits::Element;
     const Tensors& t = p.t;
     const int head_kv = tile.bidh / p.group_size;
-    const auto* q = static_cast<const Element*>(t.q_ptr) + tile.bidb * t.q_batch_stride +
-                    tile.bidh * t.q_head_stride + row * t.q_row_stride;
-    const auto* k = static_cast<const Element*>(t.k_ptr) + tile.bidb * t.k_batch_stride +
-                    head_kv * t.k_head_stride + key_begin * t.k_row_stride;
-    const auto* v = static_cast<const Element*>(t.v_ptr) + tile.bidb * t.v_batch_stride +
-                    head_kv * t.v_head_stride + key_begin * t.v_row_stride;
-    auto* o = static_cast<Element*>(t.o_ptr) + tile.bidb * t.o_batch_stride +
-              tile.bidh * t.o_head_stride + row * t.o_row_stride;
+    const auto* const q = static_cast<const Element*>(t.q_ptr) + tile.bidb * t.q_batch_stride +
+                          tile.bidh * t.q_head_stride + row * t.q_row_stride;
+    const auto* const k = static_cast<const Element*>(t.k_ptr) + tile.bidb * t.k_batch_stride +
+                          head_kv * t.k_head_stride;
+    const auto* const v = static_cast<const Element*>(t.v_ptr) + tile.bidb * t.v_batch_stride +
+                          head_kv * t.v_head_stride;
+    auto* const o = static_cast<Element*>(t.o_ptr) + tile.bidb * t.o_batch_stride +
+                    tile.bidh * t.o_head_stride + row * t.o_row_stride;
     const int lane = threadIdx.x % 32;
     constexpr int kColumns = Traits::kHeadDimV / 32;
-    float acc[kColumns] = {};
+    float acc[kColumns] = {}, row_max = -INFINITY, row_sum = 0;
 #pragma unroll 1
-    for (int j = key_begin; j < key_end; ++j, k += t.k_row_stride, v += t.v_row_stride) {
-        float dot = 0;
-#pragma unroll 1
-        for (int d = lane; d < p.head_dim; d += 32) {
-            dot = fmaf(static_cast<float>(q[d]), static_cast<float>(k[d]), dot);
+    for (int begin = key_begin; begin < key_end; begin += 32) {
+        const int key = begin + lane;
+        float logit = -INFINITY;
+        if (key < key_end) {
+            float dot = 0;
+#pragma unroll 4
+            for (int d = 0; d < p.head_dim; ++d) {
+                dot = fmaf(static_cast<float>(q[d]),
+                           static_cast<float>(k[key * t.k_row_stride + d]), dot);
+            }
+            logit = p.logit_factor * dot;
+            if (Traits::kHasExtras && p.has_softcap) logit = tanh_approx(logit);
+            logit *= p.softmax_scale_log2;
         }
+        const float old_max = row_max;
+        row_max = fmaxf(row_max, warp_max(logit));
+        const float scores_scale = exp2_approx(safe_row_max(old_max) - safe_row_max(row_max));
+        const float weight = exp2_approx(logit - safe_row_max(row_max));
+        row_sum = row_sum * scores_scale + weight;
         CUTE_UNROLL
-        for (int bit = 16; bit >= 1; bit /= 2) dot += __shfl_xor_sync(~0u, dot, bit);
-        float logit = p.logit_factor * dot;
-        if (Traits::kHasExtras && p.has_softcap) logit = tanh_approx(logit);
-        const float weight = exp2_approx(fmaf(logit, p.softmax_scale_log2, offset));
-        CUTE_UNROLL
-        for (int i = 0; i < kColumns; ++i) {
-            const int d = lane + 32 * i;
-            if (d < p.head_dim_v) acc[i] = fmaf(weight, static_cast<float>(v[d]), acc[i]);
+        for (int i = 0; i < kColumns; ++i) acc[i] *= scores_scale;
+#pragma unroll 1
+        for (int j = 0; j < min(32, key_end - begin); ++j) {
+            const float w = __shfl_sync(~0u, weight, j);
+            CUTE_UNROLL
+            for (int i = 0; i < kColumns; ++i) {
+                const int d = lane + 32 * i;
+                if (d < p.head_dim_v) {
+                    acc[i] =
+                        fmaf(w, static_cast<float>(v[(begin + j) * t.v_row_stride + d]), acc[i]);
+                }
+            }
         }
     }
+    row_sum = warp_sum(row_sum);
+    const float inverse = inverse_row_sum(row_sum);
     CUTE_UNROLL
     for (int i = 0; i < kColumns; ++i) {
         const int d = lane + 32 * i;
         if (d < p.head_dim_v) o[d] = static_cast<Element>(acc[i] * inverse);
+    }
+    if (t.lse_ptr != nullptr && lane == 0) {
+        const int64_t head = tile.bidb * int64_t{p.num_heads.divisor} + tile.bidh;
+        t.lse_ptr[head * p.seqlen_q + row] = log_sum_exp(row_max, row_sum);
     }
 }
 
@@ -498,7 +478,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         int num_blocks;
     };
     const auto await_tile = [&] {
-        storage.tile_full.wait(tile_ring.parity);
+        storage.tile_full.wait(tile_ring.parity());
         tile_ring.advance();
         const int num_keys = static_cast<int>(p.mask.seqlen_k);
         return Work{
@@ -537,7 +517,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 storage.tile_num_blocks = num_blocks_of(mask, tile.m_begin);
                 storage.tile_full.arrive();
                 if (tile.m_begin < 0) return;
-                storage.tile_empty.wait(tile_ring.parity);
+                storage.tile_empty.wait(tile_ring.parity());
                 tile_ring.advance();
                 if (asked == 0 && p.counter != nullptr) {
                     await_flag(&p.counter->flag, p.nonce);
@@ -571,15 +551,15 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
             const int head_kv = tile.bidh / p.group_size;
             const int first_block = first_block_of(mask);
             const auto load_k = [&, tile = tile](int n_block) {
-                storage.k_empty[k_ring.slot].wait(k_ring.parity ^ 1);
-                load(p.k_map, storage.k_full[k_ring.slot], kReadOften, storage.k[k_ring.slot],
+                storage.k_empty[k_ring.slot()].wait(k_ring.parity() ^ 1);
+                load(p.k_map, storage.k_full[k_ring.slot()], kReadOften, storage.k[k_ring.slot()],
                      kBlockN, Traits::kHeadDim, (first_block + n_block) * kBlockN, head_kv,
                      tile.bidb);
                 k_ring.advance();
             };
             const auto load_v = [&, tile = tile](int n_block) {
-                storage.v_empty[v_ring.slot].wait(v_ring.parity ^ 1);
-                load(p.v_map, storage.v_full[v_ring.slot], kReadOften, storage.v[v_ring.slot],
+                storage.v_empty[v_ring.slot()].wait(v_ring.parity() ^ 1);
+                load(p.v_map, storage.v_full[v_ring.slot()], kReadOften, storage.v[v_ring.slot()],
                      kBlockN, Traits::kHeadDimV, (first_block + n_block) * kBlockN, head_kv,
                      tile.bidb);
                 v_ring.advance();
@@ -590,7 +570,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
             if (sees_keys) {
                 load_k(n_block);
                 for (int g = 0; g < kGroups; ++g) {
-                    storage.q_empty[g].wait(q_ring.parity ^ 1);
+                    storage.q_empty[g].wait(q_ring.parity() ^ 1);
                     load(p.q_map, storage.q_full[g], kReadOnce, storage.q[g], kGroupM,
                          Traits::kHeadDim, tile.m_begin + g * kGroupM, tile.bidh, tile.bidb);
                 }
@@ -614,13 +594,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         const auto release = [lane](typename Traits::EmptyBarrier& empty) {
             if (lane == 0) empty.arrive();
         };
-        const auto take_turn = [group] {
-            if constexpr (Traits::kTakesTurns) cutlass::arch::NamedBarrier::sync(256, group);
-        };
+        const auto take_turn = [group] { cutlass::arch::NamedBarrier::sync(256, group); };
         const auto pass_turn = [group] {
-            if constexpr (Traits::kTakesTurns) {
-                cutlass::arch::NamedBarrier::arrive(256, group == kGroups - 1 ? 0 : group + 1);
-            }
+            cutlass::arch::NamedBarrier::arrive(256, group == kGroups - 1 ? 0 : group + 1);
         };
         if (group == kGroups - 1) pass_turn();
 
@@ -648,7 +624,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         Tensor rP = make_tensor<Element>(Shape<Shape<_2, _2, _2>, _1, Int<kBlockN / 16>>{});
         Tensor p_words = recast<uint32_t>(rP);
 
-        RingPosition<kStages> k_ring, v_ring;
+        RingPosition<kStages> ring;  // the block that P V is at; Q K^T is at most two ahead
         RingPosition<1> q_ring;
 
         for (;;) {
@@ -681,34 +657,33 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
 
             OnlineSoftmax softmax(p.softmax_scale_log2);
 
-            const auto await_k = [&] { storage.k_full[k_ring.slot].wait(k_ring.parity); };
-            const auto issue_qk = [&] {
-                issue_product<false>(mma_qk, tSrQ, tSrK(_, _, _, k_ring.slot), acc_s);
+            const auto await_k = [&](int ahead) {
+                const auto k_ring = ring.ahead(ahead);
+                storage.k_full[k_ring.slot()].wait(k_ring.parity());
             };
-            const auto issue_half_qk = [&] {
-                issue_product<false>(mma_half_qk, tSrQ, tSrHalfK(_, _, _, k_ring.slot), half_s);
+            const auto issue_qk = [&](int ahead) {
+                issue_product<false>(mma_qk, tSrQ, tSrK(_, _, _, ring.ahead(ahead).slot()), acc_s);
             };
             const auto issue_pv = [&](auto keys) {
-                storage.v_full[v_ring.slot].wait(v_ring.parity);
+                storage.v_full[ring.slot()].wait(ring.parity());
                 warpgroup_fence_operand(rP);
-                issue_product<true>(mma_pv, rP, tOrVt(_, _, _, v_ring.slot), acc_o,
+                issue_product<true>(mma_pv, rP, tOrVt(_, _, _, ring.slot()), acc_o,
                                     decltype(keys)::value / 16);
             };
             const auto finish_qk = [&](auto in_flight) {
                 warpgroup_wait<decltype(in_flight)::value>();
                 warpgroup_fence_operand(acc_s);
             };
-            const auto release_k = [&] {
-                release(storage.k_empty[k_ring.slot]);
-                k_ring.advance();
+            const auto release_k = [&](int ahead) {
+                release(storage.k_empty[ring.ahead(ahead).slot()]);
                 if (n_block == 0) release(storage.q_empty[group]);
             };
             const auto finish_pv = [&] {
                 warpgroup_wait<0>();
                 warpgroup_fence_operand(acc_o);
                 warpgroup_fence_operand(rP);
-                release(storage.v_empty[v_ring.slot]);
-                v_ring.advance();
+                release(storage.v_empty[ring.slot()]);
+                ring.advance();
             };
             const auto finish_logits = [&](auto& s) {  // scale, softcap, mask
                 if (p.logit_factor != 1.0f) {
@@ -748,17 +723,10 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 }
             };
             const auto next_softmax = [&] {
-                if constexpr (Traits::kGuesses) {
-                    finish_logits(acc_s);
-                    if (!softmax.guess(acc_s)) {
-                        recompute<Traits>(storage.q[group], storage.k[k_ring.slot], acc_s);
-                        finish_logits(acc_s);
-                        softmax.step(acc_s);
-                    }
-                    release_k();
+                finish_logits(acc_s);
+                if (Traits::kGuesses && softmax.is_ready) {
+                    softmax.guess(acc_s);
                 } else {
-                    release_k();
-                    finish_logits(acc_s);
                     softmax.step(acc_s);
                 }
             };
@@ -770,36 +738,34 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
             };
             const auto first_softmax = [&](auto& s) {
                 finish_qk(Int<0>{});
-                release_k();
+                release_k(0);
                 finish_logits(s);
                 softmax.step(s);
-                softmax.moves = false;  // O is empty
                 convert_p(s);
             };
 
             // Q K^T and softmax of block n_block, P V of the one before, of its first `keys` keys.
-            // O is rescaled while a product runs: Q K^T of this group or, in turns, those of
-            // another.
+            // O is rescaled while another group's products run.
             const auto step = [&](auto keys) {
                 take_turn();
-                issue_qk();
-                if (!Traits::kTakesTurns && softmax.moves) rescale(acc_o, softmax.scores_scale);
+                issue_qk(1);
                 issue_pv(keys);
                 pass_turn();
                 finish_qk(Int<1>{});
+                release_k(1);
                 next_softmax();
                 // The wait for the next K stands here because it is a branch: the assembler would
                 // move the wait for P V, which nothing above depends on, up over the softmax that
                 // is to run under P V.
                 warpgroup_fence_operand(acc_s);
-                if (n_block > 0) await_k();
+                if (n_block > 0) await_k(2);
                 finish_pv();
-                if (Traits::kTakesTurns && softmax.moves) rescale(acc_o, softmax.scores_scale);
+                if (softmax.moves) softmax.rescale(acc_o, softmax.scores_scale);
                 convert_p(acc_s);
             };
 
             if (num_blocks > 0) {
-                storage.q_full[group].wait(q_ring.parity);
+                storage.q_full[group].wait(q_ring.parity());
                 q_ring.advance();
             }
 #pragma unroll 1
@@ -808,29 +774,28 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                     take_turn();
                     pass_turn();
                 }
-                await_k();
-                release_k();
-                storage.v_full[v_ring.slot].wait(v_ring.parity);
-                release(storage.v_empty[v_ring.slot]);
-                v_ring.advance();
+                await_k(0);
+                release_k(0);
+                storage.v_full[ring.slot()].wait(ring.parity());
+                release(storage.v_empty[ring.slot()]);
+                ring.advance();
             }
             if (n_block >= 0) {
-                await_k();
+                await_k(0);
                 if (kHasHalf && is_half) {
-                    issue_half_qk();
+                    issue_product<false>(mma_half_qk, tSrQ, tSrHalfK(_, _, _, ring.slot()), half_s);
                     clear(acc_o);
                     first_softmax(half_s);
                 } else {
-                    issue_qk();
+                    issue_qk(0);
                     clear(acc_o);
                     first_softmax(acc_s);
                 }
-                if (n_block > 0) await_k();
+                if (n_block > 0) await_k(1);
                 if constexpr (kHasHalf) {
                     if (is_half && --n_block >= 0) step(Int<kHalfN>{});
                 }
                 for (--n_block; n_block >= 0; --n_block) step(Int<kBlockN>{});
-                if (!Traits::kTakesTurns && softmax.moves) rescale(acc_o, softmax.scores_scale);
                 issue_pv(Int<kBlockN>{});
                 finish_pv();
             } else {
@@ -851,22 +816,24 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 CUTE_UNROLL
                 for (int r = 0; r < 2; ++r) {
                     if (!is_inside(r)) continue;
-                    lse[8 * r] = log_sum_exp(softmax.row_max[r] * p.softmax_scale_log2, row_sum[r]);
+                    lse[8 * r] = log_sum_exp(softmax.reference[r], row_sum[r]);
                 }
             }
             // A hidden key has weight 0, but 0 * NaN = NaN: where the tile loaded keys that a row
-            // may not see, and O is not finite although the sum of P is, the row is done again.
+            // may not see, and O is not finite although the sum of P is, the row is done again. So
+            // is one that is lost (see guess).
             const bool hides_keys = full_end < num_blocks || full_begin > 0;
             const int loaded_begin = first_block * kBlockN;
             const int loaded_end =
                 min((first_block + num_blocks) * kBlockN, static_cast<int>(p.mask.seqlen_k));
             // Whether a row has to be: `words` are a thread's part of it.
             const auto must_redo = [&](int r, const auto& words) {
-                return hides_keys && !are_finite<Element>(words) && is_inside(r) &&
-                       isfinite(inverse[r]) &&
+                if (!is_inside(r)) return false;
+                if (row_sum[r] == INFINITY) return true;
+                return hides_keys && !are_finite<Element>(words) && isfinite(inverse[r]) &&
                        (loaded_begin < key_begin(r) || key_end(r) < loaded_end);
             };
-            bool redo[2] = {false, false};
+            bool redo[2] = {};
             // O / row_sum, the word of columns 8 * i + 2 * (lane % 4).
             const auto word_of = [&](int r, int i) {
                 const int at = 4 * i + 2 * r;
@@ -937,23 +904,19 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                     }
                 }
             }
-            if (hides_keys) {
 #pragma unroll 1
-                for (int r = 0; r < 2; ++r) {
+            for (int r = 0; r < 2; ++r) {
+                uint32_t lanes = __ballot_sync(~0u, r == 0 ? redo[0] : redo[1]);
+                while (lanes != 0) {
+                    const int quad = (__ffs(lanes) - 1) / 4;
+                    lanes &= ~(0xfu << 4 * quad);
+                    const auto of_row = [&](int x0, int x1) {
+                        return __shfl_sync(~0u, r == 0 ? x0 : x1, 4 * quad);
+                    };
                     __syncwarp();  // the stores above come first
-                    for (uint32_t lanes = __ballot_sync(~0u, r == 0 ? redo[0] : redo[1]);
-                         lanes != 0;) {
-                        const int quad = (__ffs(lanes) - 1) / 4;
-                        lanes &= ~(0xfu << 4 * quad);
-                        const auto of_row = [&](auto x0, auto x1) {
-                            return __shfl_sync(~0u, r == 0 ? x0 : x1, 4 * quad);
-                        };
-                        redo_row<Traits>(p, tile, tile.m_begin + row - lane / 4 + quad + 8 * r,
-                                         of_row(key_begin(0), key_begin(1)),
-                                         of_row(key_end(0), key_end(1)),
-                                         of_row(softmax.offset(0), softmax.offset(1)),
-                                         of_row(inverse[0], inverse[1]));
-                    }
+                    redo_row<Traits>(p, tile, tile.m_begin + row - lane / 4 + quad + 8 * r,
+                                     of_row(key_begin(0), key_begin(1)),
+                                     of_row(key_end(0), key_end(1)));
                 }
             }
         }

@@ -29,13 +29,10 @@ struct KernelTraits {
     static constexpr int kGroups = kTile.groups;
     static constexpr int kBlockN = kTile.block_n;
     static constexpr int kBlocksPerSm = kTile.blocks_per_sm;
-    static constexpr bool kTakesTurns = kTile.takes_turns;
     static constexpr int kStages = kTile.stages;
     static constexpr bool kHasExtras = kHasExtras_;
-    // At 192 and 256 the products take so long that nothing waits for the softmax, and three groups
-    // have no registers to spare.
-    static constexpr bool kGuesses = kHeadDim <= 128 && kGroups <= 2 && !kHasExtras;
-    static constexpr int kGroupM = 64;  // the rows of one wgmma
+    static constexpr bool kGuesses = !kHasExtras || kHeadDim < 256;  // there registers are short
+    static constexpr int kGroupM = 64;                               // the rows of one wgmma
     static constexpr int kBlockM = kGroupM * kGroups;
     static constexpr int kThreads = 128 * (1 + kGroups);
 
@@ -61,7 +58,7 @@ struct KernelTraits {
     static_assert(kHeadDim % kBox == 0 && kHeadDimV % kBox == 0 && kHeadDim <= 256);
     static_assert(kBlockN % 16 == 0 && kBlockN <= 256 && kGroups <= 3);
 
-    // At 192 and 256 shared memory is full.
+    // Above, registers are exchanged: at 192 shared memory is full.
     static constexpr bool kStagesO = kHeadDim <= 128;
 
     using AtomK = std::conditional_t<kBox == 64, cute::SM90::GMMA::Layout_K_SW128_Atom<Element>,

@@ -144,7 +144,7 @@ void run_hdim(const Plan& plan, const Problem& problem, const Tensors& tensors, 
         TileCounter* counter =
             plan.workspace_bytes > 0 ? static_cast<TileCounter*>(workspace) : nullptr;
         if (has_extras(problem)) {
-            return run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, with_extras, true>>(
+            return run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, two_groups, true>>(
                 problem, tensors, counter, stream);
         }
         constexpr int kShortN = short_rows(kHeadDim, kHeadDimV).block_n;

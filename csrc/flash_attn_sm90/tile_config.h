@@ -26,18 +26,17 @@ struct Config {
     int groups;   // consumer warpgroups, of 64 query rows each
     int block_n;  // keys of one step
     int blocks_per_sm = 1;
-    // The groups take turns to issue their products. Gains 2 % at 256 and loses at 64 and 128.
-    bool takes_turns = false;
     int stages = 2;  // K and V blocks in shared memory, each
 
     constexpr int block_m() const { return 64 * groups; }
 };
 
 // Two groups: 232 registers a thread and more. 128 columns of S take 64 of them, as much as O at
-// head_dim 128. At 192 and 256 it is shared memory that ends at 112 and 80 keys.
+// head_dim 128. At 192 it is shared memory that ends at 112 keys. At 256, where 80 fit, 64 are as
+// fast or faster: rows end at multiples of them.
 constexpr Config two_groups(int head_dim, int head_dim_v) {
-    if (head_dim == 256) return {2, 80, 1, true};
-    if (head_dim_v == 192) return {2, 112, 1, true};
+    if (head_dim == 256) return {2, 64};
+    if (head_dim_v == 192) return {2, 112};
     return {2, 128};
 }
 
@@ -54,43 +53,36 @@ constexpr Config most_groups(int head_dim, int head_dim_v) {
 // Two blocks a multiprocessor for tiles that are over soon: one loads its first keys and writes O
 // while the other computes. 104 registers a thread leave room for head_dim 64 and 48 keys.
 // A load takes longer than so short a step: four stages keep more of them under way.
-constexpr Config kTwins = {2, 48, 2, false, 4};
+constexpr Config kTwins = {2, 48, 2, 4};
 constexpr int kTwinsHeadDim = 64;
 
-// Rows of few keys: at head_dim 256 steps of 80 end 32, 64, 16 and 48 keys behind 128, 256, 384 and
-// 512, where steps of 64 end.
+// Rows of few keys.
 constexpr Config short_rows(int head_dim, int head_dim_v) {
-    if (head_dim == kTwinsHeadDim) return kTwins;
-    if (head_dim == 256) return {2, 64, 1, true};
-    return two_groups(head_dim, head_dim_v);
+    return head_dim == kTwinsHeadDim ? kTwins : two_groups(head_dim, head_dim_v);
 }
 
 // A window or softcap: kernels of their own, one for both, as a window's bounds and the tanh take
-// registers and instructions that the plain ones lack. At 256 so many that 80 keys would spill.
+// registers and instructions that the plain ones lack. They have two groups.
 inline bool has_extras(const Problem& p) { return p.has_left_bound() || p.softcap > 0; }
-constexpr Config with_extras(int head_dim, int head_dim_v) {
-    return head_dim == 256 ? short_rows(head_dim, head_dim_v) : two_groups(head_dim, head_dim_v);
-}
 
 inline Config config_for(const Problem& p, int num_sms, HeadDims tile) {
     const int head_dim = tile.qk;
-    if (has_extras(p)) return with_extras(tile.qk, tile.v);
     const Config two = two_groups(tile.qk, tile.v);
+    if (has_extras(p)) return two;
     // Rows that tiles of so many groups compute, the empty ones of the last tile among them.
     const auto rows = [&p](int64_t groups) {
         return groups * 64 * ceil_div<int64_t>(p.seqlen_q, groups * 64);
     };
     const int64_t tiles = p.batch * p.num_heads * rows(2) / 128;
     if (head_dim == kTwinsHeadDim && p.seqlen_k <= 1024 && tiles > num_sms) return kTwins;
-    if (head_dim == 256 && p.seqlen_k <= (p.has_right_bound() ? 2048 : 512)) {
-        return short_rows(tile.qk, tile.v);
-    }
     // Each SM has one tile at most: the shorter ends earlier.
     if (tiles <= num_sms) return two;
     // Their steps are better from so many keys on, the ends of their tiles before that.
-    const int64_t keys = head_dim == 64 ? 0 : head_dim == 96 ? 1024 : head_dim == 128 ? 2048 : -1;
-    const bool three = keys >= 0 && p.seqlen_k > (p.has_right_bound() ? 2 * keys : keys) &&
-                       4 * rows(3) <= 5 * rows(2);
+    const int64_t keys = head_dim == 64        ? 0
+                         : head_dim == 96      ? 1024
+                         : p.has_right_bound() ? 4096
+                                               : 1024;
+    const bool three = head_dim <= 128 && p.seqlen_k > keys && 4 * rows(3) <= 5 * rows(2);
     return three ? most_groups(tile.qk, tile.v) : two;
 }
 

@@ -348,7 +348,7 @@ __global__ void __cluster_dims__(Traits::kCluster, 1, 1) __launch_bounds__(Trait
         const int keys_loaded = min(n_block_end * kBlockN, static_cast<int>(p.mask.seqlen_k));
         int n_block = n_block_end - 1;
 
-        // row_max is the same in both groups, row_sum is this thread's share.
+        // The reference is the same in both groups, row_sum is this thread's share.
         sm90::OnlineSoftmax softmax(p.softmax_scale_log2);
 
         // S of n_block becomes P, in the other buffer than the P before it.
@@ -383,7 +383,9 @@ __global__ void __cluster_dims__(Traits::kCluster, 1, 1) __launch_bounds__(Trait
                 moves |= softmax.follow(fmaxf(max_here[r], other_max), r);
             }
             softmax.moves = __any_sync(~0u, moves);
-            softmax.exponentiate(acc_s);
+            float sum[2];
+            softmax.exponentiate(acc_s, sum);
+            softmax.add(sum);
 
             // This group's 64 columns of P are one box wide: rows of 128 bytes, swizzled. Lane l
             // gives stmatrix the address of row l % 16 and of the left (l < 16) or right 16 bytes.
@@ -410,13 +412,13 @@ __global__ void __cluster_dims__(Traits::kCluster, 1, 1) __launch_bounds__(Trait
             for (--n_block; n_block >= 0; --n_block) {
                 finish_slices();  // P V of the step before
                 issue_qk();
-                if (softmax.moves) sm90::rescale(acc_o, softmax.scores_scale);
+                if (softmax.moves) softmax.rescale(acc_o, softmax.scores_scale);
                 sync_groups(1);
                 issue_pv();
                 softmax_step();
             }
             finish_slices();
-            if (softmax.moves) sm90::rescale(acc_o, softmax.scores_scale);
+            if (softmax.moves) softmax.rescale(acc_o, softmax.scores_scale);
             sync_groups(1);
             issue_pv();
             finish_slices();
@@ -446,8 +448,7 @@ __global__ void __cluster_dims__(Traits::kCluster, 1, 1) __launch_bounds__(Trait
             inverse[r] = inverse_row_sum(row_sum);
             if (p.t.lse_ptr != nullptr && column_begin == 0 && lane % 4 == 0 &&
                 row_r < p.seqlen_q) {
-                p.t.lse_ptr[first_row + row_r] =
-                    log_sum_exp(softmax.row_max[r] * p.softmax_scale_log2, row_sum);
+                p.t.lse_ptr[first_row + row_r] = log_sum_exp(softmax.reference[r], row_sum);
             }
             float zero = 0;  // or NaN, if O is not finite
             CUTE_UNROLL
@@ -483,7 +484,7 @@ __global__ void __cluster_dims__(Traits::kCluster, 1, 1) __launch_bounds__(Trait
                 };
                 redo_row<Traits>(p, coord, row - lane / 4 + quad + 8 * r, column_begin,
                                  of_row(key_end[0], key_end[1]),
-                                 of_row(softmax.offset(0), softmax.offset(1)),
+                                 of_row(-softmax.reference[0], -softmax.reference[1]),
                                  of_row(inverse[0], inverse[1]));
             }
         }

@@ -691,26 +691,28 @@ TEST_CASE("logits far from zero") {
     }
 }
 
-// Further than what a step of sm90 guesses from the one before; either way, and, causal, from no
-// logit at all to one of -300.
+// Logits around one value for 24 keys, then another, `leap` times up to 6 apart; 0: around -300.
+void fill_leaping(Arrays& a, int64_t head_dim, double leap) {
+    a.q.fill([](int64_t) { return 1; });
+    a.k.fill([=](int64_t i) {
+        const int64_t block = i / head_dim / 24;
+        const double logit = leap == 0 ? -300 : leap * (block * 7 % 11 - 5);
+        return (logit + testing::normal_value(2, i)) / std::sqrt(head_dim);
+    });
+}
+
+// Either way; and, causal, from no logit at all.
 TEST_CASE("logits that leap by hundreds between blocks of keys") {
     for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
-        for (const Sizes& sizes :
-             {Sizes{1, 2, 2, 300, 700, 64, 64}, Sizes{1, 2, 1, 300, 700, 96, 96},
-              Sizes{1, 2, 2, 300, 700, 128, 128}, Sizes{40, 2, 2, 256, 256, 64, 64}}) {
-            for (int reach : {5, 0}) {
-                Arrays a = dense(dtype, sizes);
-                const int64_t head_dim = sizes.head_dim;
-                a.q.fill([](int64_t) { return 1; });
-                a.k.fill([=](int64_t i) {
-                    const int64_t block = i / head_dim / 24;
-                    const double logit = reach == 0 ? -300 : 60.0 * (block * 7 % 11 - reach);
-                    return (logit + testing::normal_value(2, i)) / std::sqrt(head_dim);
-                });
-                Options causal;
-                causal.causal = true;
-                check(a, {}, 1, 300);
-                check(a, causal, 1, 300);
+        for (int64_t head_dim : {64, 96, 128, 192, 256}) {
+            for (double leap : {60, 0}) {
+                Arrays a = dense(dtype, {1, 2, 2, 300, 700, head_dim, head_dim});
+                fill_leaping(a, head_dim, leap);
+                Options windowed;
+                windowed.window_left = 200, windowed.window_right = 20;
+                for (const Options& options : {kNoMask, kTopLeft, windowed}) {
+                    check(a, options, 1, 300);
+                }
             }
         }
     }
@@ -1244,9 +1246,10 @@ std::vector<EdgeTile> edge_tiles() {
 
 // The first run gives what the oracle says, all others the same bits, each over NaN.
 void check_repeats(const EdgeTile& tile, DType dtype, const Sizes& sizes, const Options& options,
-                   int repeats) {
+                   int repeats, double leap = -1) {
     const size_t mark = arena.mark();
     Arrays a = dense(dtype, sizes);
+    if (leap >= 0) fill_leaping(a, sizes.head_dim, leap);
     HostTensor lse(DType::kFloat32, {sizes.batch, sizes.heads, sizes.seqlen_q});
     const Mirror q(a.q), k(a.k), v(a.v), o(a.o), lse_mirror(lse);
     const TensorView lse_view = lse_mirror.view();
@@ -1282,7 +1285,7 @@ void check_repeats(const EdgeTile& tile, DType dtype, const Sizes& sizes, const 
     double *const o_oracle = on_gpu(o_expected), *const lse_oracle = on_gpu(lse_expected);
     testing::reference_attention_gpu(p, params.tensors, o_oracle, lse_oracle, nullptr);
     fetch(o_expected, o_oracle), fetch(lse_expected, lse_oracle);
-    check_result(what, params, a.o, lse, o_expected, lse_expected);
+    check_result(what, params, a.o, lse, o_expected, lse_expected, leap < 0 ? 1 : 300);
 
     std::vector<unsigned> differing(static_cast<size_t>(repeats));  // bytes, of each run
     const size_t bytes = differing.size() * sizeof(unsigned);
@@ -1307,6 +1310,26 @@ void check_repeats(const EdgeTile& tile, DType dtype, const Sizes& sizes, const 
 }
 
 }  // namespace
+
+// A step of sm90 guesses from the one before: by 3 it moves, by 60 it is lost.
+TEST_CASE("Hopper's tiles where logits leap") {
+    for (const EdgeTile& tile : edge_tiles()) {
+        for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+            for (double leap : {3, 60, 0}) {
+                for (const Options& options : {kNoMask, kTopLeft, kBottomRight}) {
+                    const Sizes sizes = {2,
+                                         2,
+                                         1,
+                                         2 * tile.block_m - 21,
+                                         5 * tile.block_n + 30,
+                                         tile.head_dim,
+                                         tile.head_dim_v};
+                    check_repeats(tile, dtype, sizes, options, 2, leap);
+                }
+            }
+        }
+    }
+}
 
 TEST_CASE("Hopper's kernels at the edges of their tiles: the same bits 10,000 times") {
     const char* const asked = std::getenv("FA101_REPEATS");  // of all shapes of sm90 together
