@@ -59,12 +59,12 @@
 // there is room: wgmma leaves a row to four threads, two columns in eight to each, and memory wants
 // whole lines. Above 128 the four exchange what they have: at 192 shared memory is full.
 //
-// Guesses. A step's P uses the row maxima of the step before, without a look at the new logits:
-// should P become large, so does its sum, which is needed anyway, and only then the warp looks how
-// far the maxima have to move, and rescales P as O. P that has become inf does not tell; neither
-// does its row, which is done again at the end: a leap of 2^100 within a row is not what models do.
-// Of the five instructions that a logit takes (scale and subtract, exponential, maximum, sum, half
-// a conversion) that is one less, and none that waits for all logits.
+// Guesses. A step's P uses what was subtracted in the step before, without a look at the new
+// logits: should P become large, so does its sum, which is needed anyway, and only then the warp
+// looks by how much it has to subtract more, and rescales P as O. P above 2^100 does not tell that;
+// its row is lost, and done again at the end: models do not leap so far within a row. A logit takes
+// four and a half instructions (scale and subtract, exponential, maximum, sum, half a conversion);
+// this saves one of them, and a wait for all logits.
 //
 // Budgets. 32-bit registers of a consumer thread, of 232 (two groups; 240 at 256) or 160 (three),
 // and KB of shared memory, of 227; K and V in two stages, for two blocks in four:
@@ -91,16 +91,16 @@
 //                             causal   -3  -2  -2      +1  +3  +4      +6  +8  +8
 //   three groups, not two     full    +11 +23 +31      -5  +3  +4
 //     (128: and 80 keys)      causal   -4 +14 +24     -12   0  +4
-//   wider steps (192 and 176  full     -7  +3  +8      -3  -2   0       0  -3   0
-//     for 128, 80 for 64)     causal   -8  +2  +5     -11  -4   0      -2  +4  +6
+//   wider steps (192 and 176  full     -7  +3  +8      -3  -2   0       0  -1   0
+//     for 128, 80 for 64)     causal   -8  +2  +5     -11  -4   0      -3  -1   0
 //   a counter of tiles, not   full     +1   0  +1      -1   0   0      +1  +1  +1
 //     equal shares            causal   +1  +2  +2      +7 +12 +15     +24 +39 +38
 //   short ends, votes for     full     +4   0   0      +4  +3  +4       0   0   0
 //     shuffles                causal   +6   0   0      +4  +5  +3      +1   0   0
 //   P by guess                full     +1              +3  +4  +4
 //                             causal   +2              +3  +4
-//   blocks let go, O through   full     +4 +2 +1      +1 +1 +1        +2  -   -
-//     shared memory            causal   +7 +8 +2      +2 +1 +3        +4  -  +1
+//   blocks let go, O through  full     +4  +2  +1      +1  +1  +1      +2   -   -
+//     shared memory           causal   +7  +8  +2      +2  +1  +3      +4   -  +1
 //   small sections of heads   causal    0   0  0      +4 +1  0        +4  0   0
 //   a guess without a maximum full     +7  +7  +8      +2  +2  +2      +1   0   0
 //                             causal   +5  +6  +8      +2  +3  +3       0   0   0
@@ -112,10 +112,15 @@
 //     of two groups, 48 keys  causal   +7  -4 -12
 //
 // What gained is here, what lost is not: three groups where the rows are many, two blocks where
-// they are few. Turns lost up to 5 % at 64 and 2 % at 128 before there was a guess without a
-// maximum. Short ends are these: the tile's place is worked out by a warp that has time, no chain
-// of 64 dependent instructions, no branches in the epilogue. Per tile the ends took 4500 cycles
-// more than FlashAttention-3's, with as many instructions in all.
+// they are few. Turns lost up to 5 % at 64 and 2 % at 128, lazy rescaling 3 % at 64, before there
+// was a guess without a maximum, which needs both. Short ends are these: the tile's place is worked
+// out by a warp that has time, no chain of 64 dependent instructions, no branches in the epilogue.
+// Per tile the ends took 4500 cycles more than FlashAttention-3's, with as many instructions in
+// all.
+//
+// What binds now (ncu, full): the tensor cores, busy for 98 % of the cycles at 256 and 96 % at 128,
+// 84 % causal at 4k, at the 1.65 GHz that the power limit leaves; at 64 they and the exponentials'
+// unit for 68 % each.
 #pragma once
 
 #include <fa101/params.h>
@@ -217,10 +222,11 @@ __device__ __forceinline__ void issue_product(Mma mma, const A& a, const B& b, C
 __device__ __forceinline__ constexpr int row_of(int i) { return i / 2 % 2; }
 
 // The online softmax of a thread's two rows. The state of common/online_softmax.h works with any
-// reference close to the maximum; this one, in powers of two, moves lazily, when a logit exceeds it
-// by more than kSlack. Until then O needs no rescaling, and P stays below 2^kSlack, so the float32
-// sums lose nothing. (FlashAttention-4 skips rescaling the same way.) And until then nobody needs
-// the maximum itself: each thread looks at what it has, and one vote replaces the shuffles.
+// reference close to the maximum; this one, in powers of two, moves lazily: in step() when a logit
+// exceeds it by more than kSlack, in guess() when P's sum exceeds kMaxSum. Until then O needs no
+// rescaling, and P stays so small that the float32 sums lose nothing. (FlashAttention-4 skips
+// rescaling the same way.) And until then nobody needs the maximum itself: each thread looks at
+// what it has, and one vote replaces the shuffles.
 struct OnlineSoftmax {
     static constexpr float kSlack = 8.0f;
     static constexpr float kNone = 1.17549435e-38f;  // no reference yet: the row saw no key
@@ -826,7 +832,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
             const int loaded_begin = first_block * kBlockN;
             const int loaded_end =
                 min((first_block + num_blocks) * kBlockN, static_cast<int>(p.mask.seqlen_k));
-            // Whether a row has to be: `words` are a thread's part of it.
+            // Whether a row has to be done again: `words` are a thread's part of it.
             const auto must_redo = [&](int r, const auto& words) {
                 if (!is_inside(r)) return false;
                 if (row_sum[r] == INFINITY) return true;

@@ -38,16 +38,13 @@ struct KernelTraits {
 
     // setmaxnreg: 65536 registers over the threads of all blocks, moved from the producer to the
     // consumers.
-    static constexpr int kProducerRegisters = kHeadDimV > 192     ? 24
-                                              : kBlocksPerSm == 3 ? 24
-                                              : kGroups == 3 || (kGroups > 1 && kBlocksPerSm == 2)
-                                                  ? 32
-                                                  : 40;
-    static constexpr int kConsumerRegisters = kGroups == 1        ? (kBlocksPerSm == 2 ? 216 : 136)
-                                              : kBlocksPerSm == 2 ? 104
-                                              : kGroups == 3      ? 160
-                                              : kHeadDimV > 192   ? 240
-                                                                  : 232;
+    static constexpr int kProducerRegisters = kHeadDimV > 192                     ? 24
+                                              : kGroups == 3 || kBlocksPerSm == 2 ? 32
+                                                                                  : 40;
+    static constexpr int kConsumerRegisters = kBlocksPerSm == 2 ? 104
+                                              : kGroups == 3    ? 160
+                                              : kHeadDimV > 192 ? 240
+                                                                : 232;
 
     // One TMA box is 64 elements (128 bytes, the swizzle's width) by a tile's rows; a tile is
     // head_dim / 64 boxes, one after the other. That is what these layouts say:
@@ -56,9 +53,10 @@ struct KernelTraits {
     //   Rows of 64 bytes, two for each of the 128 that the banks hold: xor with r / 2 % 4.
     static constexpr int kBox = box_columns(kHeadDim);
     static_assert(kHeadDim % kBox == 0 && kHeadDimV % kBox == 0 && kHeadDim <= 256);
-    static_assert(kBlockN % 16 == 0 && kBlockN <= 256 && kGroups <= 3);
+    static_assert(kBlockN % 16 == 0 && kBlockN <= 256);
+    static_assert(kGroups == 2 || (kGroups == 3 && kBlocksPerSm == 1));
 
-    // Above, registers are exchanged: at 192 shared memory is full.
+    // At 192 shared memory is full; at 256 there would be room, for 1 % of rows of 1k keys.
     static constexpr bool kStagesO = kHeadDim <= 128;
 
     using AtomK = std::conditional_t<kBox == 64, cute::SM90::GMMA::Layout_K_SW128_Atom<Element>,

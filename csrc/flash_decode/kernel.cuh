@@ -11,11 +11,11 @@
 //      so the keys are read once: row r is query r / group_size of head r % group_size.
 //
 //      rows (query, head)             keys ->   split 0     split 1     split 2
-//      16 rows: a block of 4 warps              0123 0123 | 0123 0123 | 0123 0123   warp of a step
+//      16 rows: a block of 4 warps (or 2)       0123 0123 | 0123 0123 | 0123 0123   warp of a step
 //      64 rows: 16 to each warp                 all  all  | all  all  | all  all
 //
 // A *team* is the threads that share keys. Up to 16 rows (the smallest mma) it is a warp: each has
-// its own keys, stages, m, l and O, never waits for another, and the four are merged at the end
+// its own keys, stages, m, l and O, never waits for another, and all are merged at the end
 // through shared memory. With more rows it is the block, as in lesson 3.
 //
 // Bytes: K and V once per tile of rows. A split writes 4 * head_dim_v bytes a row, which are read
@@ -54,7 +54,6 @@
 #include "common/mask.h"
 #include "common/memory.cuh"
 #include "common/online_softmax.h"
-#include "cute/copy.cuh"
 #include "cute/logits.cuh"
 #include "cute/softmax.cuh"
 #include "flash_decode/family.h"
@@ -198,7 +197,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
         return Pages(problem, tensors, bidb).page_of(key);
     };
     // The pages that a warp copies from: of its next steps, one a lane, and of one step.
-    constexpr int kPagesPerStep = Traits::kPagesPerThread, kStepsOfPages = 32 / kPagesPerStep;
+    constexpr int kPagesPerStep = Traits::kPagesPerStep, kStepsOfPages = 32 / kPagesPerStep;
     static_assert(kStages <= kStepsOfPages, "the first steps have their pages");
     struct PageList {
         uint32_t page[kPagesPerStep];

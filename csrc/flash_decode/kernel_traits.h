@@ -51,8 +51,8 @@ struct Traits {
     // In a paged cache 16 keys share a page: those of several passes, or the one of each pass.
     static constexpr int kPassesPerPage =
         kRowsPerPass < kMinPageSize ? kMinPageSize / kRowsPerPass : 1;
-    static constexpr int kPagesPerThread = kPasses / kPassesPerPage;
-    static_assert(kPagesPerThread * kPassesPerPage == kPasses, "no step ends within 16 keys");
+    static constexpr int kPagesPerStep = kPasses / kPassesPerPage;
+    static_assert(kPagesPerStep * kPassesPerPage == kPasses, "no step ends within 16 keys");
     static constexpr int page_of_pass(int pass) { return pass / kPassesPerPage; }
     // A row of the i-th of them that the thread copies whose first row is first_row.
     static __device__ __forceinline__ int first_row_of_page(int first_row, int i) {

@@ -1,8 +1,8 @@
 // Where the keys of a tile of rows are split: into equal pieces of those that the tile sees. How
-// many pieces follows from how many keys that are, and from what fills the GPU: with 8 key/value
-// heads of one sequence 33 each are a wave of blocks for an H200's 264 slots, which start and end
-// together, whatever the length. Nothing depends on the cache's capacity or on other sequences, so
-// neither changes a bit.
+// many pieces follows from how many keys that are, and from what fills the GPU: of 8 key/value
+// heads of one long sequence 33 each are a wave of blocks for an H200's 264 slots, which start and
+// end together. Nothing depends on the cache's capacity or on what other sequences hold, so neither
+// changes a bit.
 //
 //      steps of the tile     |....|....|....|....|....|....|....|....|....|....|....|
 //      keys that it sees        [                                            )

@@ -4,8 +4,8 @@
 //     m = max lse_i      l = sum_i 2^(lse_i - m)      O = sum_i 2^(lse_i - m) O_i / l
 //     lse = m + log2 l   (to base 2 until here)
 //
-// A second kernel would start when the last block of the first is gone: 4 us, of the 16 that a
-// short cache takes. Here the last blocks of the same grid merge. They find out what there is to
+// A second kernel would start when the last block of the first is gone: 4 us, of the 20 that a
+// short cache took. Here the last blocks of the same grid merge. They find out what there is to
 // merge while others still read keys, and then wait for a flag a part:
 //
 //      grid      keys of split 0 | of split 1 | of split 2 | merge

@@ -20,10 +20,11 @@ namespace fa101::flash_decode {
 // capacity; many, with about as many keys.
 inline int64_t typical_seqlen_k(const Problem& p) { return p.seqlen_q > 256 ? p.seqlen_q : 8192; }
 
-// Fewest keys of a split. A row's part of O is 8 bytes a column, written and read; K and V are 4
-// bytes a column and key, or 8. That is 6 % for 4 rows and 128 keys, 25 % for 32 and 256, served by
-// L2 in part.
 inline bool has_few_rows(const Problem& p) { return p.seqlen_q * p.group_size() <= 16; }
+
+// Fewest keys of a split. A row's part of O is 8 bytes a column, written and read; K and V are 4
+// bytes a column and key in 16 bits. That is 6 % for 4 rows and 128 keys, 25 % for 32 and 256,
+// served by L2 in part.
 inline int min_keys(const Problem& p) { return has_few_rows(p) ? 128 : 256; }
 
 // Rows of the result, as lse counts them.

@@ -48,7 +48,7 @@ constexpr TileConfig kTiles[] = {
     {192, 64, 32, 4, 4},   // 96 KB
     {256, 16, 16, 2, 2},   // 80 KB: four warps would need 160
     {256, 64, 32, 4, 2},   // 96 KB
-    // In fp8, of which three widths are compiled: as many bytes are twice the keys, or more stages.
+    // In fp8, of which three widths are compiled. Up to 16 rows as many bytes are more keys or stages.
     { 64, 16, 32, 4, 6, 1},   // 96 KB
     { 64, 64, 64, 4, 4, 1},   // 32 KB
     {128, 16, 32, 4, 3, 1},   // 96 KB

@@ -691,7 +691,7 @@ TEST_CASE("logits far from zero") {
     }
 }
 
-// Logits around one value for 24 keys, then another, `leap` times up to 6 apart; 0: around -300.
+// Logits around one value for 24 keys, then another, `leap` times 4 or 7 away; 0: around -300.
 void fill_leaping(Arrays& a, int64_t head_dim, double leap) {
     a.q.fill([](int64_t) { return 1; });
     a.k.fill([=](int64_t i) {
