@@ -80,8 +80,8 @@ struct KernelTraits {
         cute::SM90::GMMA::ss_op_selector<
             Element, Element, float,
             cute::Shape<cute::Int<kGroupM>, cute::Int<kBlockN>, cute::Int<kHeadDim>>>()));
-    // Of the first half of a block, where that is compiled.
-    static constexpr int kHalfN = kHeadDim == 64 && kBlockN == 128 ? 64 : kBlockN;
+    // Of the first half of a block, where that is compiled; with extras S would go to memory.
+    static constexpr int kHalfN = kHeadDim == 64 && kBlockN == 128 && !kHasExtras ? 64 : kBlockN;
     using TiledMmaHalfQK = decltype(cute::make_tiled_mma(
         cute::SM90::GMMA::ss_op_selector<
             Element, Element, float,
