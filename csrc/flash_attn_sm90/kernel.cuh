@@ -16,7 +16,8 @@
 //                            | softmax(n-1) ^^^^ | softmax(n-2) ^^^
 //
 // Causal tiles end in a triangle: of its last block the upper group may see nothing, and then it
-// lets the block go without computing; or the first half, for which head_dim 64 has a product.
+// lets the block go without computing; or the first half, for which head_dim 64 has a product (but
+// not with a window or softcap).
 //
 // Barriers. Each is an mbarrier in shared memory that counts arrivals and flips its phase; a waiter
 // names the parity of the phase it waits for. "Full" ones complete when TMA has delivered the bytes
