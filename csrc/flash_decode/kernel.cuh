@@ -83,6 +83,10 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
     constexpr int kKeys = kBlockN / 4;     // keys of S of a lane
     constexpr int kSteps = kHeadDim / 16;  // of the product Q K^T
 
+    // K and V are read once, or by neighbours at about the same time. Not with pages: there ptxas
+    // 13.0 encodes the copy with a policy wrong (an illegal instruction).
+    constexpr bool kEvictFirst = !kPaged;
+
     extern __shared__ __align__(128) unsigned char smem[];
     if (static_cast<int>(blockIdx.x) >= partials.key_blocks) {
         return merge_parts<Traits>(problem, tensors, partials, smem);
@@ -255,7 +259,8 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
 #pragma unroll
                 for (int panel = 0; panel < Traits::kPanels; ++panel) {
                     const int col = panel * Traits::kPieces * kPieceCols;
-                    cp_async16(dst + col, row_src + col, key < n_end && col < num_cols);
+                    cp_async16<kEvictFirst>(dst + col, row_src + col,
+                                            key < n_end && col < num_cols);
                 }
             }
         } else {

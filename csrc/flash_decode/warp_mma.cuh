@@ -49,12 +49,23 @@ __device__ __forceinline__ void ldmatrix(uint32_t (&b)[4], const T* row) {
     }
 }
 
-// 16 bytes global to shared, past L1, while the thread goes on; zeros where not `valid`.
+// 16 bytes global to shared, past L1, while the thread goes on; zeros where not `valid`. With
+// kEvictFirst L2 forgets them before others. The policy is the number that createpolicy makes of
+// evict_first (CUTLASS's TMA::CacheHintSm90): a constant costs no registers.
+template <bool kEvictFirst>
 __device__ __forceinline__ void cp_async16(void* dst, const void* src, bool valid) {
     const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(dst));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(src),
-                 "r"(valid ? 16 : 0)
-                 : "memory");
+    if constexpr (kEvictFirst) {
+        asm volatile(
+            "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, 0x12f0000000000000;" ::
+                "r"(address),
+            "l"(src), "r"(valid ? 16 : 0)
+            : "memory");
+    } else {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(src),
+                     "r"(valid ? 16 : 0)
+                     : "memory");
+    }
 }
 
 // Four codes of fp8 (common/float8.h) as T: the pairs of bytes 0 and 2, and of 1 and 3. A code
