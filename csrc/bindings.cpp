@@ -536,10 +536,10 @@ class PythonAllocator {
 
 constexpr uintptr_t kWorkspaceAlignment = 256;
 
-// Plans, finds workspace, calls before_run and runs; without the GIL.
-template <class Allocator, class BeforeRun>
-void plan_and_run(const Params& params, Device device, const Asked& asked, Stream stream,
-                  Allocator& allocate, int num_threads, const BeforeRun& before_run) {
+// Plans, finds workspace and runs; without the GIL.
+template <class Allocator, class Run>
+void plan_and_run(const Params& params, Device device, const Asked& asked, Allocator& allocate,
+                  int num_threads, const Run& run_plan) {
     const Problem& problem = params.problem;
     const WithoutGil nogil;
     const std::shared_ptr<const Plan> plan = plan_again(problem, device, num_threads, asked);
@@ -550,22 +550,31 @@ void plan_and_run(const Params& params, Device device, const Asked& asked, Strea
         workspace = reinterpret_cast<void*>((address + kWorkspaceAlignment - 1) &
                                             ~(kWorkspaceAlignment - 1));
     }
-    before_run();
-    run(*plan, problem, params.tensors, workspace, stream);
+    run_plan(*plan, workspace);
 }
 
 template <class Allocator>
 void run_call(const Call& call, const Asked& asked, Stream stream, Allocator& allocate,
               int num_threads) {
-    plan_and_run(call.params, call.device, asked, stream, allocate, num_threads, [] {});
+    plan_and_run(call.params, call.device, asked, allocate, num_threads,
+                 [&](const Plan& plan, void* workspace) {
+                     run(plan, call.params.problem, call.params.tensors, workspace, stream);
+                 });
 }
 
 template <class Allocator>
 void run_call(const CachedCall& call, const Asked& asked, Stream stream, Allocator& allocate,
               int num_threads) {
-    plan_and_run(call.params, call.device, asked, stream, allocate, num_threads, [&] {
-        if (call.new_keys) append(*call.new_keys, stream);
-    });
+    const auto run_plan = [&](const Plan& plan, void* workspace) {
+        const Problem& problem = call.params.problem;
+        const Tensors& tensors = call.params.tensors;
+        if (call.new_keys) {
+            append_and_run(*call.new_keys, plan, problem, tensors, workspace, stream);
+        } else {
+            run(plan, problem, tensors, workspace, stream);
+        }
+    };
+    plan_and_run(call.params, call.device, asked, allocate, num_threads, run_plan);
 }
 
 void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <fa101/device_info.h>
+#include <fa101/kv_cache.h>
 #include <fa101/params.h>
 #include <fa101/plan.h>
 
@@ -45,6 +46,11 @@ struct KernelFamily {
     const char* archs;
 
     bool reads_pages = false;  // K and V through a page table
+
+    // append() (kv_cache.h) and `launch` in one; false, and nothing happened, where it takes two.
+    // Null: always.
+    bool (*append_and_launch)(const AppendParams&, const Plan&, const Problem&, const Tensors&,
+                              void* workspace, Stream stream) = nullptr;
 };
 
 // All families, in the order of the ladder.

@@ -2,8 +2,7 @@
 // and layer, so the time is that of a launch, whatever the code does.
 #include "common/dispatch.h"
 #include "common/launch.h"
-#include "common/memory.cuh"
-#include "kv_cache.h"
+#include "kv_cache.cuh"
 
 #include <algorithm>
 #include <cstdint>
@@ -24,17 +23,6 @@ __global__ void __launch_bounds__(kThreads)
         const RowJob job = row_job(p, index);
         if (!job.has_room) continue;
         const T* const src = static_cast<const T*>(job.copy->src_ptr) + job.src;
-        T* const dst = static_cast<T*>(job.copy->dst_ptr) + job.dst;
-        uint8_t* const codes = static_cast<uint8_t*>(job.copy->dst_ptr) + job.dst;
-        const int64_t head_dim = job.copy->head_dim;
-        const auto put = [&](int64_t col, float x) {
-            if (job.is_quantised) {
-                codes[col] = float_to_e4m3(x / job.descale);
-            } else {
-                dst[col] = from_float<T>(x);
-            }
-        };
-
         const int64_t rotary_dim = job.position < 0 ? 0 : p.rotary_dim;
         for (int64_t i = lane; i < rotary_dim / 2; i += 32) {
             const auto angle = [&](const void* base, int64_t stride) {
@@ -46,21 +34,10 @@ __global__ void __launch_bounds__(kThreads)
             const Rotated r =
                 rotate(to_float(src[at.x]), to_float(src[at.y]), angle(p.cos_ptr, p.cos_stride),
                        angle(p.sin_ptr, p.sin_stride));
-            put(at.x, r.x);
-            put(at.y, r.y);
+            put_column<T>(job, at.x, r.x);
+            put_column<T>(job, at.y, r.y);
         }
-        constexpr int kVector = 16 / sizeof(T);
-        if (job.is_quantised) {
-            for (int64_t col = rotary_dim + lane; col < head_dim; col += 32) {
-                put(col, to_float(src[col]));
-            }
-        } else if (job.position < 0 && p.aligned16) {
-            for (int64_t col = kVector * lane; col < head_dim; col += kVector * 32) {
-                *reinterpret_cast<uint4*>(dst + col) = *reinterpret_cast<const uint4*>(src + col);
-            }
-        } else {
-            for (int64_t col = rotary_dim + lane; col < head_dim; col += 32) dst[col] = src[col];
-        }
+        copy_columns<T>(p, job, rotary_dim, lane);
     }
 }
 

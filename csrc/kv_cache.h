@@ -24,22 +24,15 @@ struct RowJob {
     float descale = 1.0f;
 };
 
-// Row `index` of all: those of k, then v, then q; heads are innermost, as they often are in memory.
-FA101_HOST_DEVICE RowJob row_job(const AppendParams& p, int64_t index) {
-    const RowCopy* copy = &p.k;
-    if (index >= p.batch * p.k.heads * p.k.rows) {
-        index -= p.batch * p.k.heads * p.k.rows;
-        copy = &p.v;
-        if (index >= p.batch * p.v.heads * p.v.rows) {
-            index -= p.batch * p.v.heads * p.v.rows;
-            copy = &p.q;
-        }
-    }
-    const int64_t head = index % copy->heads, row = index / copy->heads % copy->rows;
-    const int64_t batch = index / copy->heads / copy->rows;
-    const int64_t cached =
-        clamp_to<int64_t>(p.seqlens_k_ptr[batch * p.seqlens_k_stride], 0, p.capacity);
+// The keys of batch entry `batch` that are there.
+FA101_HOST_DEVICE int64_t num_cached(const AppendParams& p, int64_t batch) {
+    return clamp_to<int64_t>(p.seqlens_k_ptr[batch * p.seqlens_k_stride], 0, p.capacity);
+}
 
+// One row of p.k, p.v or p.q.
+FA101_HOST_DEVICE RowJob row_job(const AppendParams& p, const RowCopy* copy, int64_t batch,
+                                 int64_t head, int64_t row) {
+    const int64_t cached = num_cached(p, batch);
     RowJob job{copy, 0, head * copy->dst_head_stride, -1, true};
     job.src =
         batch * copy->src_batch_stride + head * copy->src_head_stride + row * copy->src_row_stride;
@@ -63,6 +56,21 @@ FA101_HOST_DEVICE RowJob row_job(const AppendParams& p, int64_t index) {
     }
     job.dst += entry * copy->dst_batch_stride + key * copy->dst_row_stride;
     return job;
+}
+
+// Row `index` of all: those of k, then v, then q; heads are innermost, as they often are in memory.
+FA101_HOST_DEVICE RowJob row_job(const AppendParams& p, int64_t index) {
+    const RowCopy* copy = &p.k;
+    if (index >= p.batch * p.k.heads * p.k.rows) {
+        index -= p.batch * p.k.heads * p.k.rows;
+        copy = &p.v;
+        if (index >= p.batch * p.v.heads * p.v.rows) {
+            index -= p.batch * p.v.heads * p.v.rows;
+            copy = &p.q;
+        }
+    }
+    return row_job(p, copy, index / copy->heads / copy->rows, index % copy->heads,
+                   index / copy->heads % copy->rows);
 }
 
 struct RotaryPair {

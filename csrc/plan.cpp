@@ -1,11 +1,13 @@
 // [3] One selector: plan(), supports() and run() all ask the same families.
 #include <fa101/error.h>
+#include <fa101/kv_cache.h>
 #include <fa101/plan.h>
 
 #include "build_config.h"
 #include "common/mask.h"
 #include "device_info_cuda.h"
 #include "kernel_family.h"
+#include "kv_cache.h"
 
 #include <optional>
 #include <sstream>
@@ -263,15 +265,21 @@ Plan plan(const Problem& problem, const DeviceInfo& device, std::string_view ker
     return chosen(*split_q, "the highest rung of the ladder that fits");
 }
 
-void run(const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace,
-         Stream stream) {
+namespace {
+
+// new_keys: to be appended before, or null.
+void run(const AppendParams* new_keys, const Plan& plan, const Problem& problem,
+         const Tensors& tensors, void* workspace, Stream stream) {
     const KernelFamily* family = find_kernel(plan.kernel, plan.strategy);
     if (family == nullptr) {
         throw InvalidArgument("plan.kernel is " + quoted(plan.kernel) + " with strategy " +
                               quoted(name_of(plan.strategy)) +
                               ", which is no kernel of this library");
     }
-    if (problem.is_empty()) return;
+    if (problem.is_empty()) {
+        if (new_keys != nullptr) append(*new_keys, stream);
+        return;
+    }
     if (family->launch == nullptr) {
         throw CudaError(std::string("this build has no CUDA code, so kernel ") +
                         quoted(family->name) + " cannot run; build with FA101_CUDA=ON");
@@ -284,7 +292,26 @@ void run(const Plan& plan, const Problem& problem, const Tensors& tensors, void*
     std::optional<CudaDeviceGuard> guard;
     if (problem.device == DeviceType::kCuda) guard.emplace(tensors.device_index);
 #endif
+    if (new_keys != nullptr) {
+        if (family->append_and_launch != nullptr && num_rows(*new_keys) > 0 &&
+            family->append_and_launch(*new_keys, plan, problem, tensors, workspace, stream)) {
+            return;
+        }
+        append(*new_keys, stream);
+    }
     family->launch(plan, problem, tensors, workspace, stream);
+}
+
+}  // namespace
+
+void run(const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace,
+         Stream stream) {
+    run(nullptr, plan, problem, tensors, workspace, stream);
+}
+
+void append_and_run(const AppendParams& params, const Plan& plan, const Problem& problem,
+                    const Tensors& tensors, void* workspace, Stream stream) {
+    run(&params, plan, problem, tensors, workspace, stream);
 }
 
 std::vector<KernelInfo> kernels() {

@@ -90,6 +90,7 @@ constexpr KernelFamily kFa2CuteSplitKV = {
     FA101_CUDA_LAUNCH(flash_decode::launch),
     FA101_CUTE_ARCHS,
     /*reads_pages=*/true,
+    FA101_CUDA_LAUNCH(flash_decode::append_and_launch),
 };
 
 constexpr KernelFamily kFa2CuteSplitD = {

@@ -107,8 +107,10 @@ int64_t workspace(const Plan& plan, const Problem& p) {
     return partials_bytes(plan, p) + (p.dtype_q == DType::kFloat32 ? 0 : flags_bytes(plan, p));
 }
 
-void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace,
-            Stream stream) {
+namespace {
+
+void launch(const AppendParams& new_keys, const Plan& plan, const Problem& problem,
+            const Tensors& tensors, void* workspace, Stream stream) {
     const Partials partials = make_partials(plan, problem, step_of(plan.tile), workspace);
     if (problem.dtype_q == DType::kFloat32) {
         if constexpr (kIsBuilt) {
@@ -118,7 +120,8 @@ void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, vo
         }
     }
     [[maybe_unused]] const auto run = [&](auto run_hdim) {
-        run_hdim(plan, problem, tensors, with_grid(partials, plan, problem, workspace), stream);
+        run_hdim(plan, problem, tensors, with_grid(partials, plan, problem, workspace), new_keys,
+                 stream);
     };
     const int head_dim = plan.tile.head_dim;
     if constexpr (kIsBuilt && is_compiled(64)) {
@@ -139,6 +142,31 @@ void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, vo
     throw Unsupported("this build has no fa2_cute split_kv kernel for head_dim " +
                       std::to_string(head_dim) +
                       "; FA101_ARCHS and FA101_HEAD_DIMS say what is built");
+}
+
+}  // namespace
+
+void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace,
+            Stream stream) {
+    launch({}, plan, problem, tensors, workspace, stream);
+}
+
+// Few new rows, as split 0 writes all; none rotated, for each block would rotate its queries too;
+// and one tile of rows.
+bool append_and_launch(const AppendParams& new_keys, const Plan& plan, const Problem& problem,
+                       const Tensors& tensors, void* workspace, Stream stream) {
+    constexpr int64_t kFewRows = 4;
+    const bool are_those_read =
+        new_keys.k.dst_ptr == tensors.k_ptr && new_keys.v.dst_ptr == tensors.v_ptr &&
+        new_keys.page_table_ptr == tensors.page_table_ptr &&
+        new_keys.seqlens_k_ptr == tensors.seqlens_k_ptr && new_keys.k.rows == problem.seqlen_new;
+    if (!are_those_read || new_keys.dtype != problem.dtype_q || new_keys.rotary_dim > 0 ||
+        problem.dtype_q == DType::kFloat32 || plan.tile.block_m > 16 ||
+        new_keys.k.rows > kFewRows) {
+        return false;
+    }
+    launch(new_keys, plan, problem, tensors, workspace, stream);
+    return true;
 }
 
 }  // namespace fa101::flash_decode

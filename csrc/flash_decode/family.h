@@ -2,6 +2,8 @@
 // share on the host.
 #pragma once
 
+#include <fa101/kv_cache.h>
+
 #include "common/divider.h"
 #include "flash_decode/key_splits.h"
 #include "kernel_family.h"
@@ -15,6 +17,8 @@ Tile tile(const Problem&, const DeviceInfo&);
 Splits splits(const Problem&, const DeviceInfo&);
 int64_t workspace(const Plan&, const Problem&);
 void launch(const Plan&, const Problem&, const Tensors&, void* workspace, Stream);
+bool append_and_launch(const AppendParams&, const Plan&, const Problem&, const Tensors&,
+                       void* workspace, Stream);
 
 // The parts of the result that the splits leave, by row as lse counts them, (batch, num_heads,
 // seqlen_q), and split. With one split there are none.
@@ -37,12 +41,18 @@ struct Partials {
 // Parts that a warp absorbs at once where it merges, of a tile of that head_dim (merge.cuh).
 constexpr int merge_batch(int head_dim) { return head_dim <= 128 ? 16 : 8; }
 
-// One translation unit each, for the head_dims of tile_config.h.
-void run_hdim64(const Plan&, const Problem&, const Tensors&, const Partials&, Stream);
-void run_hdim96(const Plan&, const Problem&, const Tensors&, const Partials&, Stream);
-void run_hdim128(const Plan&, const Problem&, const Tensors&, const Partials&, Stream);
-void run_hdim192(const Plan&, const Problem&, const Tensors&, const Partials&, Stream);
-void run_hdim256(const Plan&, const Problem&, const Tensors&, const Partials&, Stream);
+// One translation unit each, for the head_dims of tile_config.h. AppendParams of no batch: nothing
+// to append.
+void run_hdim64(const Plan&, const Problem&, const Tensors&, const Partials&, const AppendParams&,
+                Stream);
+void run_hdim96(const Plan&, const Problem&, const Tensors&, const Partials&, const AppendParams&,
+                Stream);
+void run_hdim128(const Plan&, const Problem&, const Tensors&, const Partials&, const AppendParams&,
+                 Stream);
+void run_hdim192(const Plan&, const Problem&, const Tensors&, const Partials&, const AppendParams&,
+                 Stream);
+void run_hdim256(const Plan&, const Problem&, const Tensors&, const Partials&, const AppendParams&,
+                 Stream);
 
 // The merge of the other kernels: into o and lse, so many columns of o in a block.
 constexpr int kMergeCols = 256;

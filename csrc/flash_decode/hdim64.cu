@@ -4,8 +4,8 @@
 namespace fa101::flash_decode {
 
 void run_hdim64(const Plan& plan, const Problem& problem, const Tensors& tensors,
-                const Partials& partials, Stream stream) {
-    run_hdim<64>(plan, problem, tensors, partials, stream);
+                const Partials& partials, const AppendParams& new_keys, Stream stream) {
+    run_hdim<64>(plan, problem, tensors, partials, new_keys, stream);
 }
 
 }  // namespace fa101::flash_decode

@@ -46,6 +46,7 @@
 // Next rung: on Hopper, TMA would copy without threads and addresses; it would not be faster.
 #pragma once
 
+#include <fa101/kv_cache.h>
 #include <fa101/params.h>
 
 #include "common/bias_mask.h"
@@ -60,6 +61,7 @@
 #include "flash_decode/kernel_traits.h"
 #include "flash_decode/merge.cuh"
 #include "flash_decode/warp_mma.cuh"
+#include "kv_cache.cuh"
 
 #include <cute/tensor.hpp>
 
@@ -71,7 +73,8 @@ template <class Traits, bool kPaged>
 __global__ void __launch_bounds__(Traits::kNThreads, 2)
     flash_decode_kernel(const __grid_constant__ Problem problem,
                         const __grid_constant__ Tensors tensors,
-                        const __grid_constant__ Partials partials) {
+                        const __grid_constant__ Partials partials,
+                        const __grid_constant__ AppendParams new_keys) {
     using Element = typename Traits::Element;
     using Stored = typename Traits::Stored;
     constexpr bool kFp8 = Traits::kFp8;
@@ -327,6 +330,20 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
     const int line_col = 128 / static_cast<int>(sizeof(Element)) * (thread / kBlockM);
     if (line_col < head_dim) {
         prefetch_l1(q_row(min(m_begin + thread % kBlockM, num_rows - 1)) + line_col);
+    }
+    // New keys are there for a block that has written them. So each writes what it will read, the
+    // same as others that read it too, and split 0 all, which perhaps nobody reads.
+    if (kBlockM == 16 && new_keys.batch > 0) {
+        const int num_new = static_cast<int>(new_keys.k.rows);
+        const int first_new = static_cast<int>(num_cached(new_keys, bidb));
+        const int begin = split == 0 ? 0 : max(n_begin - first_new, 0);
+        const int end = split == 0 ? num_new : min(n_end - first_new, num_new);
+        for (int i = 2 * begin + warp; i < 2 * end; i += Traits::kNThreads / 32) {
+            const RowCopy* const copy = i % 2 == 0 ? &new_keys.k : &new_keys.v;
+            const RowJob job = row_job(new_keys, copy, bidb, tile.bidh_kv, i / 2);
+            if (job.has_room) copy_columns<Element>(new_keys, job, 0, lane);
+        }
+        __syncthreads();
     }
 #pragma unroll
     for (int i = 0; i < kStages - 1; ++i) {

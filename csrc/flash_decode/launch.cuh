@@ -2,6 +2,7 @@
 #pragma once
 
 #include <fa101/error.h>
+#include <fa101/kv_cache.h>
 
 #include "common/launch.h"
 #include "common/mask.h"
@@ -18,7 +19,7 @@ namespace fa101::flash_decode {
 
 template <class Traits, bool kPaged>
 void run_kernel(const Problem& problem, const Tensors& tensors, const Partials& partials,
-                Stream stream) {
+                const AppendParams& new_keys, Stream stream) {
     const auto kernel = flash_decode_kernel<Traits, kPaged>;
     const int64_t merges = partials.num_splits == 1
                                ? 0
@@ -26,14 +27,14 @@ void run_kernel(const Problem& problem, const Tensors& tensors, const Partials& 
     const int64_t grid = partials.key_blocks + merges;
     allow_shared_memory(kernel, "flash_decode_kernel", Traits::kSmemBytes);
     kernel<<<static_cast<unsigned>(grid), Traits::kNThreads, Traits::kSmemBytes,
-             static_cast<cudaStream_t>(stream)>>>(problem, tensors, partials);
+             static_cast<cudaStream_t>(stream)>>>(problem, tensors, partials, new_keys);
     check_launch("flash_decode_kernel", grid, Traits::kNThreads, Traits::kSmemBytes);
 }
 
 // Runs the tile of the table that the plan names, of those for kHeadDim.
 template <int kHeadDim, int kTileIndex = 0>
 void run_hdim(const Plan& plan, const Problem& problem, const Tensors& tensors,
-              const Partials& partials, Stream stream) {
+              const Partials& partials, const AppendParams& new_keys, Stream stream) {
     if constexpr (kTileIndex == std::size(kTiles)) {
         throw Unsupported("fa2_cute split_kv has no tile of " + std::to_string(plan.tile.block_m) +
                           " rows for head_dim " + std::to_string(kHeadDim));
@@ -46,7 +47,7 @@ void run_hdim(const Plan& plan, const Problem& problem, const Tensors& tensors,
                     const bool is_paged = problem.page_size > 0 || TileTraits::kFp8;
                     const auto kernel = is_paged ? run_kernel<TileTraits, true>
                                                  : run_kernel<TileTraits, TileTraits::kFp8>;
-                    kernel(problem, tensors, partials, stream);
+                    kernel(problem, tensors, partials, new_keys, stream);
                 };
                 if (problem.dtype_q == DType::kFloat16) {
                     run(__half{});
@@ -56,7 +57,7 @@ void run_hdim(const Plan& plan, const Problem& problem, const Tensors& tensors,
                 return;
             }
         }
-        run_hdim<kHeadDim, kTileIndex + 1>(plan, problem, tensors, partials, stream);
+        run_hdim<kHeadDim, kTileIndex + 1>(plan, problem, tensors, partials, new_keys, stream);
     }
 }
 

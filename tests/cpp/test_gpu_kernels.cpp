@@ -484,6 +484,92 @@ void check_append(DType dtype, DType dtype_cache, bool is_paged, int64_t head_di
     arena.release(mark);
 }
 
+// One call by append() and run(), and by append_and_run(), captured: the same bits of the result
+// and of the caches, and so many kernels in the graph. Room for 640 keys; of 3 sequences one is
+// empty, one crosses the border of a step, and one has room for a single row.
+void check_append_and_run(DType dtype, DType dtype_cache, int64_t num_new, bool is_paged,
+                          Options options, size_t num_kernels) {
+    watchdog.begin("append_and_run");
+    const size_t mark = arena.mark();
+    const Sizes sizes{3, 4, 2, 2, 640, 64, 64};
+    Arrays a = is_paged ? paged(dtype, sizes, 16, {640, 640, 640}) : dense(dtype, sizes);
+    if (dtype_cache == DType::kFloat8E4M3) a = in_fp8(std::move(a), 3, 2);
+    HostTensor lengths = ints({3}, {0, 510, 639}), lse(DType::kFloat32, {3, 4, 2});
+    const std::vector<int64_t> shape = is_paged ? std::vector<int64_t>{3, num_new, 2, 64}
+                                                : std::vector<int64_t>{3, 2, num_new, 64};
+    HostTensor k_new(dtype, shape), v_new(dtype, shape);
+    k_new.fill_normal(11), v_new.fill_normal(12);
+    options.layout = is_paged ? Layout::kBSHD : Layout::kBHSD;
+
+    std::deque<Mirror> mirrors;
+    const auto view_of = [&](HostTensor& tensor) {
+        mirrors.emplace_back(tensor);
+        return mirrors.back().view();
+    };
+    const TensorView k = view_of(a.k), v = view_of(a.v), o = view_of(a.o), lse_view = view_of(lse);
+    const size_t num_written = mirrors.size();
+    const TensorView lengths_view = view_of(lengths);
+    std::optional<TensorView> table, k_descale, v_descale;
+    AppendOptions append_options;
+    options.seqlens_k = append_options.seqlens_k = &lengths_view;
+    if (is_paged) options.page_table = &table.emplace(view_of(*a.page_table));
+    if (a.k_descale) {
+        options.k_descale = &k_descale.emplace(view_of(*a.k_descale));
+        options.v_descale = &v_descale.emplace(view_of(*a.v_descale));
+    }
+    append_options.layout = options.layout;
+    append_options.page_table = options.page_table;
+    append_options.k_descale = options.k_descale, append_options.v_descale = options.v_descale;
+    options.seqlen_new = num_new;
+    const AppendParams new_keys =
+        make_append_params(view_of(k_new), view_of(v_new), k, v, append_options);
+    const Params params = make_params(view_of(a.q), k, v, o, &lse_view, options);
+    const Plan plan = Variant{"fa2_cute", Strategy::kSplitKV}.plan(params.problem);
+    void* const workspace = arena.take(static_cast<size_t>(plan.workspace_bytes) + 1);
+
+    const HostTensor k_before = a.k, v_before = a.v;
+    const auto bytes_after = [&](const auto& call) {
+        a.k = k_before, a.v = v_before, a.o.poison(), lse.poison();
+        for (size_t i = 0; i < num_written; ++i) mirrors[i].upload();
+        call();
+        cuda(cudaDeviceSynchronize());
+        std::vector<std::byte> bytes;
+        for (size_t i = 0; i < num_written; ++i) {
+            mirrors[i].download();
+            HostTensor& host = mirrors[i].host;
+            bytes.insert(bytes.end(), host.storage(), host.storage() + host.storage_bytes());
+        }
+        return bytes;
+    };
+    const std::vector<std::byte> expected = bytes_after([&] {
+        append(new_keys);
+        run(plan, params.problem, params.tensors, workspace, nullptr);
+    });
+    size_t num_nodes = 0;
+    const std::vector<std::byte> got = bytes_after([&] {
+        cudaStream_t stream;
+        cudaGraph_t graph;
+        cudaGraphExec_t exec;
+        cuda(cudaStreamCreate(&stream));
+        cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        append_and_run(new_keys, plan, params.problem, params.tensors, workspace, stream);
+        cuda(cudaStreamEndCapture(stream, &graph));
+        cuda(cudaGraphGetNodes(graph, nullptr, &num_nodes));
+        cuda(cudaGraphInstantiate(&exec, graph, 0));
+        cuda(cudaGraphLaunch(exec, stream));
+        cuda(cudaStreamSynchronize(stream));
+        cuda(cudaGraphExecDestroy(exec));
+        cuda(cudaGraphDestroy(graph));
+        cuda(cudaStreamDestroy(stream));
+    });
+    const std::string what = describe(params.problem, options) + ", " + std::to_string(num_new) +
+                             " new, " + std::to_string(plan.num_splits) + " splits";
+    CHECK_MESSAGE(got == expected, what, ": other bits");
+    CHECK_MESSAGE(num_nodes == num_kernels, what, ": ", num_nodes, " kernels");
+    CHECK(arena.is_intact());
+    arena.release(mark);
+}
+
 }  // namespace
 
 TEST_CASE("any sequence lengths") {  // FA-016, FA-017, FA-023, FA-035
@@ -924,6 +1010,27 @@ TEST_CASE("append on the GPU is append on the CPU") {  // FA-030
     }
 }
 
+TEST_CASE("new keys in attention's own launch") {  // FA-030
+    Options top_left_window = kTopLeft;  // no query sees a new key, but for the empty sequence
+    top_left_window.window_left = 3;
+    for (Options options : {kNoMask, kBottomRight, top_left_window}) {
+        for (int64_t num_splits : {0, 1, 3, 64}) {
+            options.num_splits = num_splits;
+            for (bool is_paged : {false, true}) {
+                for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+                    for (DType dtype_cache : {dtype, DType::kFloat8E4M3}) {
+                        for (int64_t num_new : {1, 4}) {
+                            check_append_and_run(dtype, dtype_cache, num_new, is_paged, options, 1);
+                        }
+                        check_append_and_run(dtype, dtype_cache, 40, is_paged, options, 2);
+                    }
+                }
+            }
+        }
+    }
+    check_append_and_run(DType::kFloat32, DType::kFloat32, 1, false, kBottomRight, 3);
+}
+
 TEST_CASE("tiles for GPUs with less shared memory") {  // FA-042: sm_86 and sm_89, sm_80
     const int64_t own = gpu().smem_per_block;
     for (int64_t kilobytes : {99, 163}) {
@@ -969,6 +1076,7 @@ TEST_CASE("a small problem of every kernel") {  // for compute-sanitizer
                  /*interleaved=*/false);
     check_append(DType::kFloat16, DType::kFloat8E4M3, /*is_paged=*/true, 64, 32,
                  /*interleaved=*/false);
+    check_append_and_run(DType::kFloat16, DType::kFloat16, 4, /*is_paged=*/true, kBottomRight, 1);
 }
 
 TEST_CASE("more heads than a y or z axis of a grid can hold") {  // FA-007

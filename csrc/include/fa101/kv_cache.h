@@ -93,4 +93,10 @@ FA101_EXPORT AppendParams make_append_params(const TensorView& k, const TensorVi
 // synchronises, can be captured in a CUDA graph. What attends on the same stream sees it.
 FA101_EXPORT void append(const AppendParams& params, Stream stream = nullptr);
 
+// append(), then run() of the attention over these caches; in one launch where split_kv is the plan
+// and few rows are new, none rotated.
+FA101_EXPORT void append_and_run(const AppendParams& params, const Plan& plan,
+                                 const Problem& problem, const Tensors& tensors, void* workspace,
+                                 Stream stream);
+
 }  // namespace fa101
