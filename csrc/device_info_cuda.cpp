@@ -100,6 +100,23 @@ void raise_shared_memory(const void* kernel, const char* name, int smem_bytes) {
     limit = smem_bytes;
 }
 
+bool waits_by_itself(const void* kernel, const char* name) {
+    static std::mutex mutex;
+    static std::map<std::pair<int, const void*>, bool> known;
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto [found, is_new] = known.try_emplace({device, kernel});
+    if (is_new) {
+        cudaFuncAttributes attributes;
+        const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
+        if (status != cudaSuccess) known.erase(found);
+        check_cuda(status, name);
+        found->second = attributes.ptxVersion >= 90;
+    }
+    return found->second;
+}
+
 void* cuda_allocate(int index, int64_t bytes, void* stream) {
     const CudaDeviceGuard guard(index);
     void* data = nullptr;

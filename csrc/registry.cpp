@@ -88,7 +88,7 @@ constexpr KernelFamily kFa2CuteSplitKV = {
     flash_decode::splits,
     flash_decode::workspace,
     FA101_CUDA_LAUNCH(flash_decode::launch),
-    FA101_CUTE_ARCHS,
+    FA101_DECODE_ARCHS,
     /*reads_pages=*/true,
     FA101_CUDA_LAUNCH(flash_decode::append_and_launch),
 };
@@ -103,7 +103,7 @@ constexpr KernelFamily kFa2CuteSplitD = {
     split_d::splits,
     split_d::workspace,
     FA101_CUDA_LAUNCH(split_d::launch),
-    FA101_CUTE_ARCHS,
+    FA101_DECODE_ARCHS,  // its parts are merged by combine.cu
 };
 
 constexpr KernelFamily kSm90 = {

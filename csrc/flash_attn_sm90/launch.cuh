@@ -125,10 +125,7 @@ void run_kernel(const Problem& problem, const Tensors& tensors, TileCounter* cou
     const auto kernel = flash_attn_sm90_kernel<Traits>;
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     const KernelParams p = make_kernel_params<Traits>(problem, tensors, counter);
-    int num_sms = 0;
-    check_cuda(
-        cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, tensors.device_index),
-        "cudaDevAttrMultiProcessorCount");
+    const int num_sms = count_sms(tensors.device_index);
     const int grid = std::min(p.num_tiles, num_sms * Traits::kBlocksPerSm);
     allow_shared_memory(kernel, "flash_attn_sm90_kernel", Traits::kSmemBytes);
     kernel<<<grid, Traits::kThreads, Traits::kSmemBytes, cuda_stream>>>(p);

@@ -11,6 +11,7 @@
 // once: a warp sums up to 16 parts; with more, 16 warps a row take every 16th part each. Both add
 // the same terms in the same order, so a longer cache does not change a bit. Many rows fill the GPU
 // with a warp each, whatever the parts. Rows of more than 256 columns are merged in pieces of 256.
+#include "common/dependent.cuh"
 #include "common/dispatch.h"
 #include "common/launch.h"
 #include "common/mask.h"
@@ -27,13 +28,6 @@ constexpr int kGroups = 16;  // part i is summed with the parts of the same i % 
 constexpr int kBatch = 4;    // loads of a lane at a time
 constexpr int64_t kManyRows = 1024;
 constexpr int kVectors = kMergeCols / 128;  // of four columns of a lane
-
-// With programmatic dependent launch the kernel starts before the one that writes the parts ends.
-__device__ __forceinline__ void wait_for_parts() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    cudaGridDependencySynchronize();
-#endif
-}
 
 // kWarpsPerRow is 1 or kGroups.
 template <class T, int kWarpsPerRow, int kWarps>
@@ -52,7 +46,7 @@ __global__ void __launch_bounds__(32 * kWarps)
     const int num_splits = partials.num_splits;
     const float* const lse = partials.lse + row * num_splits;
     const float* const parts = partials.o + row * num_splits * partials.o_stride;
-    wait_for_parts();
+    wait_for_stream();
 
     float row_max = -INFINITY, row_sum = 0.0f;
     for (int i = lane; i < num_splits; i += 32) row_max = fmaxf(row_max, lse[i]);
@@ -129,15 +123,6 @@ __global__ void __launch_bounds__(32 * kWarps)
     }
 }
 
-// Code compiled for sm_90 waits by itself, so its launch need not; older code would not wait.
-template <class Kernel>
-bool waits_by_itself(Kernel kernel) {
-    cudaFuncAttributes attributes;
-    check_cuda(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)),
-               "combine_kernel");
-    return attributes.ptxVersion >= 90;
-}
-
 template <class T, int kWarpsPerRow, int kWarps>
 void launch_combine(const Problem& problem, const Tensors& tensors, const Partials& partials,
                     Stream stream) {
@@ -145,16 +130,8 @@ void launch_combine(const Problem& problem, const Tensors& tensors, const Partia
     const int64_t rows = problem.batch * problem.num_heads * problem.seqlen_q;
     const int64_t grid = ceil_div<int64_t>(rows, kWarps / kWarpsPerRow) *
                          ceil_div<int64_t>(problem.head_dim_v, kMergeCols);
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned>(grid));
-    config.blockDim = dim3(32 * kWarps);
-    config.stream = static_cast<cudaStream_t>(stream);
-    config.attrs = &attribute;
-    config.numAttrs = waits_by_itself(kernel) ? 1 : 0;
-    check_cuda(cudaLaunchKernelEx(&config, kernel, problem, tensors, partials), "combine_kernel");
+    launch_dependent(/*early=*/true, kernel, "combine_kernel", grid, 32 * kWarps, 0, stream,
+                     problem, tensors, partials);
 }
 
 template <class T>

@@ -59,7 +59,7 @@ Partials with_grid(Partials partials, const Plan& plan, const Problem& p, void* 
     return partials;
 }
 
-constexpr bool kIsBuilt = FA101_HAS_CUDA && sizeof(FA101_CUTE_ARCHS) > 1;
+constexpr bool kIsBuilt = FA101_HAS_CUDA && sizeof(FA101_DECODE_ARCHS) > 1;
 
 }  // namespace
 

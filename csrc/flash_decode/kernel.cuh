@@ -50,6 +50,7 @@
 #include <fa101/params.h>
 
 #include "common/bias_mask.h"
+#include "common/dependent.cuh"
 #include "common/float8.h"
 #include "common/key_rows.h"
 #include "common/mask.h"
@@ -139,6 +140,8 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
     };
     const TileIndex tile = tile_index(blockIdx.x);
     const int m_begin = tile.m_begin, split = tile.split, bidb = tile.bidb;
+    start_next();
+    if (tensors.seqlens_k_ptr != nullptr) wait_for_stream();  // where keys lie, the length tells
 
     const bool has_pages = kPaged && (!kFp8 || problem.page_size > 0);
     const Mask mask = mask_of(problem, tensors, bidb);
@@ -318,6 +321,7 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
             }
         });
     };
+    wait_for_stream();
     uint32_t lane_pages = load_pages(n_block_begin);
     uint32_t next_pages = load_pages(n_block_begin + kStepsOfPages * kNumTeams);
     // While the pages are on their way: Q, to be there when it is read, behind the first copies. A

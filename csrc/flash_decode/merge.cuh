@@ -25,6 +25,7 @@
 
 #include <fa101/params.h>
 
+#include "common/dependent.cuh"
 #include "common/divider.h"
 #include "common/flag.cuh"
 #include "common/mask.h"
@@ -101,6 +102,8 @@ __device__ __forceinline__ void merge_parts(const Problem& problem, const Tensor
     const int m_begin =
         (query * group_size + partials.group.remainder(bidh)) / Traits::kBlockM * Traits::kBlockM;
     const int m_end = min(m_begin + Traits::kBlockM, seqlen_q * group_size);
+    start_next();
+    wait_for_stream();
     const KeyRange tile_keys =
         keys_of_tile(mask_of(problem, tensors, bidb), m_begin, m_end - 1, partials.group);
     const int num_parts = partials.keys.count(tile_keys, Traits::kBlockN);
