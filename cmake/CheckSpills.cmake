@@ -1,5 +1,5 @@
 # The test `spills`: no kernel spills registers to memory, and no warp-group product is serialised
-# (C7510, C7512, C7515, ...). Reads the ptxas logs that nvcc_log.sh keeps beside the objects.
+# (C7510, C7512, C7515, ...; C7517 alone is a wait). Reads the ptxas logs that nvcc_log.sh keeps beside the objects.
 #
 #   cmake -D BUILD_DIR=<build tree> -D ALLOWED=<file> -P CheckSpills.cmake
 #
@@ -12,13 +12,13 @@ file(GLOB_RECURSE logs "${BUILD_DIR}/*.ptxas")
 set(kernels 0)
 set(faults "")
 foreach(log IN LISTS logs)
-    file(STRINGS "${log}" lines REGEX "Compiling entry function|bytes spill stores, |C75[0-9][0-9]")
+    file(STRINGS "${log}" lines REGEX "Compiling entry function|bytes spill stores, |are serialized")
     foreach(line IN LISTS lines)
         if(line MATCHES "Compiling entry function '(.*)' for '(.*)'")
             set(kernel "${CMAKE_MATCH_1} ${CMAKE_MATCH_2}")
             math(EXPR kernels "${kernels} + 1")
             continue()
-        elseif(line MATCHES "C75[0-9][0-9].*function '(.*)'")
+        elseif(line MATCHES "are serialized.*function '(.*)'")
             set(kernel "${CMAKE_MATCH_1}")  # these lines come before the one above
         elseif(line MATCHES "ptxas warning" OR line MATCHES " 0 bytes spill stores, 0 bytes spill")
             continue()

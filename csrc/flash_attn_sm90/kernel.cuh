@@ -15,6 +15,14 @@
 //   consumer   QK(n) softmax | QK(n-1)  PV(n)    | QK(n-2) PV(n-1)  | ... PV(0)  write O
 //                            | softmax(n-1) ^^^^ | softmax(n-2) ^^^
 //
+// Between the last product of a tile and the second of the next a group has little to multiply, and
+// both groups are there at about the same time. So two groups of up to head_dim 128, for which
+// there is room for Q twice, begin a tile under the end of the one before (kStartsAhead):
+//
+//   producer   ... K(0) V(1) | K(n') Q' V(0) | K(n'-1) V(n') ...
+//   consumer   ... softmax(0) | PV(0) QK(n') | softmax(n') | ...
+//                             | write O ^^^^ |
+//
 // Causal tiles end in a triangle: of its last block the upper group may see nothing, and then it
 // lets the block go without computing; or the first half, for which head_dim 64 has a product (but
 // not with a window or softcap).
@@ -32,13 +40,14 @@
 //   k/v_empty[s]   4 * kGroups   producer, before that TMA  every group, after Q K^T (P V) of it
 //   tile_full      1             consumers, producer        scheduler, after storing the tile
 //   tile_empty     1 + the above scheduler, before storing  consumers, after reading; producer,
-//                                                           before its last load of a tile
+//                                                           before its last loads of a tile
 //
 // Phases. A ring of kStages slots is used in order by both sides, each counting for itself: slot s
 // of round r is full at parity r % 2, and the producer of round r waits for the consumers of round
 // r - 1, parity (r - 1) % 2 = (r + 1) % 2; for r = 0 that parity counts as passed in a fresh
-// barrier. Q has one slot a group, so its round is the number of tiles so far. A tile whose rows
-// see no key uses no slot on either side: both compute its blocks from the same numbers.
+// barrier. Q's round is the number of tiles so far, or half of it. A tile whose rows see no key
+// uses no slot on either side: both compute its blocks from the same numbers. Where tiles start
+// ahead it takes one block all the same, which the mask hides: all tiles go the same way.
 // The scheduler asks for a tile no earlier than the producer is done with the one before: a block
 // that is late takes one less. It also works out where the tile's blocks are, as it has the time.
 //
@@ -46,10 +55,11 @@
 // use them (K(n), Q, K(n-1), V(n), ...), so the consumers' next slot is always loaded or being
 // waited for by the producer on something they have yet to release and will, with no further load.
 // K(n-1) may be asked for before V(n): with two slots, K(n-1) needs K(n+1) released, which the
-// consumers do before they need V(n). The scheduler waits for the producer's last load but one and
-// for consumers to begin a tile, which they do without it. The turns below are a ring of the
-// groups, all of which take the same number of turns a tile, as its blocks belong to the tile and
-// not to the group.
+// consumers do before they need V(n), and K(n') before V(0), as it needs K(1). A group asks for the
+// next tile, K(n') and Q' when P V(0) is under way, so with V(1) and all before it done. The
+// scheduler waits for the producer to come to the end of a tile and for consumers to begin it,
+// which they do without it. The turns below are a ring of the groups, all of which take the same
+// number of turns a tile, as its blocks belong to the tile and not to the group.
 //
 // Turns ("ping-pong"): named barrier g is passed when group g waits (128 threads) and its
 // predecessor has handed over (128). The last group hands over once at the start, so group 0 goes
@@ -72,11 +82,11 @@
 //
 //   head_dim   tile         O    S    P   sum      Q    K+V   O   sum
 //   64         128 x  48    32   24   12   68      16    48   16   80     two blocks, 104 registers
-//   64         128 x 128    32   64   32  128      16    64   16   96
+//   64         128 x 128    32   64   32  128      32    64   16  112
 //   64         192 x 128    32   64   32  128      24    64   24  112
-//   96         128 x 128    48   64   32  144      24    96    8  128
+//   96         128 x 128    48   64   32  144      48    96    8  152
 //   96         192 x 112    48   56   28  132      36    84   12  132     with 128 keys it spills
-//   128        128 x 128    64   64   32  160      32   128   16  176
+//   128        128 x 128    64   64   32  160      64   128   16  208
 //   128        192 x  80    64   40   20  124      48    80   24  152
 //   192, 128   128 x 128    64   64   32  160      48   160    -  208     head_dim_v is 128
 //   192        128 x 112    96   56   28  180      48   168    -  216
@@ -107,6 +117,8 @@
 //                             causal   +5  +6  +8      +2  +3  +3       0   0   0
 //   taking turns (256: before full     +1  +1   0      +1  +3  +3      +1  +2  +1
 //     that)                   causal    0  +4  +1      +1   0  +3      +2   0  +1
+//   starting ahead (128: two  full      -               +2  -   -        -
+//     groups)                 causal    -               +4 +2   -        -
 //   2 of 8 exponentials as a  full     -6  -9 -12      -4  -6  -6
 //     polynomial              causal   -3  -8  -9      -2  -5  -6
 //   two blocks an SM, each    full      0  -9 -17
@@ -200,13 +212,14 @@ struct RingPosition {
 };
 
 // Enqueues C (+)= A B for the group, without waiting; of `steps` 16-wide ones along A's rows.
-template <bool kAccumulate, class Mma, class A, class B, class C>
-__device__ __forceinline__ void issue_product(Mma mma, const A& a, const B& b, C& c,
+template <class Mma, class A, class B, class C>
+__device__ __forceinline__ void issue_product(bool accumulates, Mma mma, const A& a, const B& b,
+                                              C& c,
                                               int steps = decltype(cute::size<2>(A{}))::value) {
     cute::warpgroup_fence_operand(c);
     cute::warpgroup_arrive();
     mma.accumulate_ =
-        kAccumulate ? cute::SM90::GMMA::ScaleOut::One : cute::SM90::GMMA::ScaleOut::Zero;
+        accumulates ? cute::SM90::GMMA::ScaleOut::One : cute::SM90::GMMA::ScaleOut::Zero;
     CUTE_UNROLL
     for (int k = 0; k < steps; ++k) {
         cute::gemm(mma, a(cute::_, cute::_, k), b(cute::_, cute::_, k), c);
@@ -438,6 +451,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
     constexpr int kBox = Traits::kBox;
     constexpr int kStages = Traits::kStages;
     constexpr bool kHasExtras = Traits::kHasExtras;
+    constexpr bool kStartsAhead = Traits::kStartsAhead;
     constexpr int kHalfN = Traits::kHalfN;
     constexpr bool kHasHalf = kHalfN < kBlockN;
 
@@ -453,8 +467,10 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         prefetch_tma_descriptor(&p.k_map);
         prefetch_tma_descriptor(&p.v_map);
         for (int g = 0; g < kGroups; ++g) {
-            storage.q_full[g].init(1);
-            storage.q_empty[g].init(4);
+            for (int s = 0; s < Traits::kStagesQ; ++s) {
+                storage.q_full[g][s].init(1);
+                storage.q_empty[g][s].init(4);
+            }
         }
         for (int s = 0; s < kStages; ++s) {
             storage.k_full[s].init(1);
@@ -474,7 +490,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
     };
     const auto num_blocks_of = [&](const TileMask& mask, int m_begin) {
         const int last_row = min(kBlockM, p.seqlen_q - m_begin) - 1;
-        return ceil_div(mask.key_end(last_row), kBlockN) - first_block_of(mask);
+        const int n = ceil_div(mask.key_end(last_row), kBlockN) - first_block_of(mask);
+        return kStartsAhead ? max(n, 1) : n;
     };
 
     const int warpgroup = cutlass::canonical_warp_group_idx();
@@ -518,6 +535,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 storage.tile_m_begin = tile.m_begin;
                 storage.tile_bidh = tile.bidh;
                 storage.tile_bidb = tile.bidb;
+                storage.tile_head_kv = tile.bidh / p.group_size;
                 const TileMask mask = p.mask.tile(tile.m_begin, kBlockM);
                 storage.tile_first_key_begin = mask.first_key_begin;
                 storage.tile_first_key_end = mask.first_key_end;
@@ -537,6 +555,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         // ---- Producer ----
         constexpr uint64_t kReadOnce = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_FIRST);
         constexpr uint64_t kReadOften = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);
+        struct Place {  // of K and V
+            int first_block, head_kv, bidb;
+        };
         // `rows` of one tile into shared memory, a box of columns at a time.
         const auto load = [](const CUtensorMap& map, typename Traits::FullBarrier& full,
                              uint64_t hint, Element* to, int rows, int head_dim, int row, int head,
@@ -549,47 +570,58 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
             }
         };
         RingPosition<kStages> k_ring, v_ring;
-        RingPosition<1> q_ring;
+        RingPosition<Traits::kStagesQ> q_ring;
+        const auto load_k = [&](const Place& at, int n_block) {
+            storage.k_empty[k_ring.slot()].wait(k_ring.parity() ^ 1);
+            load(p.k_map, storage.k_full[k_ring.slot()], kReadOften, storage.k[k_ring.slot()],
+                 kBlockN, Traits::kHeadDim, (at.first_block + n_block) * kBlockN, at.head_kv,
+                 at.bidb);
+            k_ring.advance();
+        };
+        const auto load_v = [&](const Place& at, int n_block) {
+            storage.v_empty[v_ring.slot()].wait(v_ring.parity() ^ 1);
+            load(p.v_map, storage.v_full[v_ring.slot()], kReadOften, storage.v[v_ring.slot()],
+                 kBlockN, Traits::kHeadDimV, (at.first_block + n_block) * kBlockN, at.head_kv,
+                 at.bidb);
+            v_ring.advance();
+        };
+        const auto load_q = [&](const TileInfo& tile) {
+            const int slot = q_ring.slot();
+            for (int g = 0; g < kGroups; ++g) {
+                storage.q_empty[g][slot].wait(q_ring.parity() ^ 1);
+                load(p.q_map, storage.q_full[g][slot], kReadOnce, storage.q[g][slot], kGroupM,
+                     Traits::kHeadDim, tile.m_begin + g * kGroupM, tile.bidh, tile.bidb);
+            }
+            q_ring.advance();
+        };
 
+        const auto load_pair = [&](const Place& at, int n_block) {
+            load_k(at, n_block - 1);
+            load_v(at, n_block);
+        };
+
+        // With Q twice the next tile's K and Q come before the last V of this one.
+        constexpr int kLastPairs = kStartsAhead ? 1 : 0;
+        Place at = {};
+        bool owes_v = false;  // V(0) of the tile before
         for (;;) {
             const auto [tile, mask, num_blocks] = await_tile();
-            if (tile.m_begin < 0) return;
-
-            const int head_kv = tile.bidh / p.group_size;
-            const int first_block = first_block_of(mask);
-            const auto load_k = [&, tile = tile](int n_block) {
-                storage.k_empty[k_ring.slot()].wait(k_ring.parity() ^ 1);
-                load(p.k_map, storage.k_full[k_ring.slot()], kReadOften, storage.k[k_ring.slot()],
-                     kBlockN, Traits::kHeadDim, (first_block + n_block) * kBlockN, head_kv,
-                     tile.bidb);
-                k_ring.advance();
-            };
-            const auto load_v = [&, tile = tile](int n_block) {
-                storage.v_empty[v_ring.slot()].wait(v_ring.parity() ^ 1);
-                load(p.v_map, storage.v_full[v_ring.slot()], kReadOften, storage.v[v_ring.slot()],
-                     kBlockN, Traits::kHeadDimV, (first_block + n_block) * kBlockN, head_kv,
-                     tile.bidb);
-                v_ring.advance();
-            };
-
+            const bool sees_keys = tile.m_begin >= 0 && num_blocks > 0;
+            const Place next = {first_block_of(mask), storage.tile_head_kv, tile.bidb};
             int n_block = num_blocks - 1;
-            const bool sees_keys = n_block >= 0;
             if (sees_keys) {
-                load_k(n_block);
-                for (int g = 0; g < kGroups; ++g) {
-                    storage.q_empty[g].wait(q_ring.parity() ^ 1);
-                    load(p.q_map, storage.q_full[g], kReadOnce, storage.q[g], kGroupM,
-                         Traits::kHeadDim, tile.m_begin + g * kGroupM, tile.bidh, tile.bidb);
-                }
-                q_ring.advance();
-#pragma unroll 1  // it has few registers
-                for (; n_block > 0; --n_block) {
-                    load_k(n_block - 1);
-                    load_v(n_block);
-                }
+                load_k(next, n_block);
+                load_q(tile);
             }
+            if (owes_v) load_v(at, 0);
+            if (tile.m_begin < 0) return;
+            at = next;
+#pragma unroll 1  // it has few registers
+            for (; n_block > kLastPairs; --n_block) load_pair(at, n_block);
             storage.tile_empty.arrive();
-            if (sees_keys) load_v(0);
+            if (kStartsAhead && n_block == 1) load_pair(at, 1);
+            if (!kStartsAhead && sees_keys) load_v(at, 0);
+            owes_v = kStartsAhead && sees_keys;
         }
     } else {
         // ---- Consumers ----
@@ -608,14 +640,14 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         if (group == kGroups - 1) pass_turn();
 
         Tensor sQ =
-            make_tensor(make_smem_ptr(&storage.q[group][0]), typename Traits::SmemLayoutQ{});
+            make_tensor(make_smem_ptr(&storage.q[group][0][0]), typename Traits::SmemLayoutQ{});
         Tensor sK = make_tensor(make_smem_ptr(&storage.k[0][0]), typename Traits::SmemLayoutK{});
         Tensor sVt = make_tensor(make_smem_ptr(&storage.v[0][0]), typename Traits::SmemLayoutVt{});
         typename Traits::TiledMmaQK mma_qk;
         typename Traits::TiledMmaPV mma_pv;
         auto thr_mma_qk = mma_qk.get_thread_slice(thread);
         auto thr_mma_pv = mma_pv.get_thread_slice(thread);
-        // (MMA, 1, HeadDim/16), (MMA, 1, HeadDim/16, Stages), (MMA, 1, BlockN/16, Stages)
+        // (MMA, 1, HeadDim/16, StagesQ), (MMA, 1, HeadDim/16, Stages), (MMA, 1, BlockN/16, Stages)
         Tensor tSrQ = thr_mma_qk.make_fragment_A(thr_mma_qk.partition_A(sQ));
         Tensor tSrK = thr_mma_qk.make_fragment_B(thr_mma_qk.partition_B(sK));
         Tensor tOrVt = thr_mma_pv.make_fragment_B(thr_mma_pv.partition_B(sVt));
@@ -632,16 +664,49 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         Tensor p_words = recast<uint32_t>(rP);
 
         RingPosition<kStages> ring;  // the block that P V is at; Q K^T is at most two ahead
-        RingPosition<1> q_ring;
+        RingPosition<Traits::kStagesQ> q_ring;
+        int q_slot = 0;
 
-        for (;;) {
+        const auto take_tile = [&] {
             const Work work = await_tile();
-            const TileInfo& tile = work.tile;
-            const TileMask& mask = work.mask;
             __syncwarp();
             release(storage.tile_empty);
-            if (tile.m_begin < 0) return;
+            return work;
+        };
+        const auto await_q = [&] {
+            q_slot = q_ring.slot();
+            storage.q_full[group][q_slot].wait(q_ring.parity());
+            q_ring.advance();
+        };
+        const auto await_k = [&](int ahead) {
+            const auto k_ring = ring.ahead(ahead);
+            storage.k_full[k_ring.slot()].wait(k_ring.parity());
+        };
+        const auto issue_qk = [&](int ahead) {
+            issue_product(false, mma_qk, tSrQ(_, _, _, q_slot),
+                          tSrK(_, _, _, ring.ahead(ahead).slot()), acc_s);
+        };
+        const auto finish_qk = [&](auto in_flight) {
+            warpgroup_wait<decltype(in_flight)::value>();
+            warpgroup_fence_operand(acc_s);
+        };
+        // The first Q K^T of a tile. After the last tile it is of what lies in the slots, for
+        // nothing: a branch around it would make the assembler serialise all products.
+        const auto start = [&](const TileInfo& tile, int ahead) {
+            if (tile.m_begin >= 0) {
+                await_q();
+                await_k(ahead);
+            }
+            issue_qk(ahead);
+        };
 
+        Work work = take_tile();
+        if constexpr (kStartsAhead) start(work.tile, 0);
+        for (;;) {
+            if constexpr (kStartsAhead) finish_qk(Int<0>{});
+            if (work.tile.m_begin < 0) break;
+            const TileInfo tile = work.tile;
+            const TileMask mask = work.mask;
             const int group_row = group * kGroupM;  // rows count from the tile's first
             const int row = group_row + thread / 32 * 16 + lane / 4;  // and row + 8
             // Worked out where they are needed: registers are short.
@@ -658,35 +723,27 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
             const int num_blocks = work.num_blocks;
             // The last block of the tile may hold nothing for the group, or a half.
             const int group_end = mask.key_end(last_row) - first_block * kBlockN;
-            const int group_blocks = max(ceil_div(group_end, kBlockN), 0);
+            const int group_blocks =
+                kStartsAhead ? num_blocks : max(ceil_div(group_end, kBlockN), 0);
             const bool is_half = kHasHalf && group_end <= (group_blocks - 1) * kBlockN + kHalfN;
             int n_block = num_blocks - 1;
 
             OnlineSoftmax softmax(p.softmax_scale_log2);
 
-            const auto await_k = [&](int ahead) {
-                const auto k_ring = ring.ahead(ahead);
-                storage.k_full[k_ring.slot()].wait(k_ring.parity());
-            };
-            const auto issue_qk = [&](int ahead) {
-                issue_product<false>(mma_qk, tSrQ, tSrK(_, _, _, ring.ahead(ahead).slot()), acc_s);
-            };
+            bool accumulates = !kStartsAhead;
             const auto issue_pv = [&](auto keys) {
                 storage.v_full[ring.slot()].wait(ring.parity());
                 warpgroup_fence_operand(rP);
-                issue_product<true>(mma_pv, rP, tOrVt(_, _, _, ring.slot()), acc_o,
-                                    decltype(keys)::value / 16);
-            };
-            const auto finish_qk = [&](auto in_flight) {
-                warpgroup_wait<decltype(in_flight)::value>();
-                warpgroup_fence_operand(acc_s);
+                issue_product(accumulates, mma_pv, rP, tOrVt(_, _, _, ring.slot()), acc_o,
+                              decltype(keys)::value / 16);
+                accumulates = true;
             };
             const auto release_k = [&](int ahead) {
                 release(storage.k_empty[ring.ahead(ahead).slot()]);
-                if (n_block == 0) release(storage.q_empty[group]);
+                if (n_block == 0) release(storage.q_empty[group][q_slot]);
             };
-            const auto finish_pv = [&] {
-                warpgroup_wait<0>();
+            const auto finish_pv = [&](auto in_flight) {
+                warpgroup_wait<decltype(in_flight)::value>();
                 warpgroup_fence_operand(acc_o);
                 warpgroup_fence_operand(rP);
                 release(storage.v_empty[ring.slot()]);
@@ -744,7 +801,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 }
             };
             const auto first_softmax = [&](auto& s) {
-                finish_qk(Int<0>{});
+                if constexpr (!kStartsAhead) finish_qk(Int<0>{});
                 release_k(0);
                 finish_logits(s);
                 softmax.step(s);
@@ -766,36 +823,40 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 // is to run under P V.
                 warpgroup_fence_operand(acc_s);
                 if (n_block > 0) await_k(2);
-                finish_pv();
+                finish_pv(Int<0>{});
                 if (softmax.moves) softmax.rescale(acc_o, softmax.scores_scale);
                 convert_p(acc_s);
             };
 
-            if (num_blocks > 0) {
-                storage.q_full[group].wait(q_ring.parity());
-                q_ring.advance();
-            }
+            if constexpr (!kStartsAhead) {
+                if (num_blocks > 0) await_q();
 #pragma unroll 1
-            for (; n_block >= group_blocks; --n_block) {
-                if (n_block > 0) {
-                    take_turn();
-                    pass_turn();
+                for (; n_block >= group_blocks; --n_block) {
+                    if (n_block > 0) {
+                        take_turn();
+                        pass_turn();
+                    }
+                    await_k(0);
+                    release_k(0);
+                    storage.v_full[ring.slot()].wait(ring.parity());
+                    release(storage.v_empty[ring.slot()]);
+                    ring.advance();
                 }
-                await_k(0);
-                release_k(0);
-                storage.v_full[ring.slot()].wait(ring.parity());
-                release(storage.v_empty[ring.slot()]);
-                ring.advance();
             }
-            if (n_block >= 0) {
-                await_k(0);
-                if (kHasHalf && is_half) {
-                    issue_product<false>(mma_half_qk, tSrQ, tSrHalfK(_, _, _, ring.slot()), half_s);
-                    clear(acc_o);
-                    first_softmax(half_s);
+            if (kStartsAhead || n_block >= 0) {
+                if constexpr (!kStartsAhead) {
+                    await_k(0);
+                    if (kHasHalf && is_half) {
+                        issue_product(false, mma_half_qk, tSrQ(_, _, _, q_slot),
+                                      tSrHalfK(_, _, _, ring.slot()), half_s);
+                        clear(acc_o);
+                        first_softmax(half_s);
+                    } else {
+                        issue_qk(0);
+                        clear(acc_o);
+                        first_softmax(acc_s);
+                    }
                 } else {
-                    issue_qk(0);
-                    clear(acc_o);
                     first_softmax(acc_s);
                 }
                 if (n_block > 0) await_k(1);
@@ -804,9 +865,14 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 }
                 for (--n_block; n_block >= 0; --n_block) step(Int<kBlockN>{});
                 issue_pv(Int<kBlockN>{});
-                finish_pv();
+                if constexpr (!kStartsAhead) finish_pv(Int<0>{});
             } else {
                 clear(acc_o);
+            }
+
+            if constexpr (kStartsAhead) {
+                work = take_tile();
+                start(work.tile, 1);
             }
 
             // ---- Epilogue: O / row_sum ----
@@ -841,17 +907,18 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                        (loaded_begin < key_begin(r) || key_end(r) < loaded_end);
             };
             bool redo[2] = {};
-            // O / row_sum, the word of columns 8 * i + 2 * (lane % 4).
-            const auto word_of = [&](int r, int i) {
-                const int at = 4 * i + 2 * r;
-                return pack<Element>(acc_o(at) * inverse[r], acc_o(at + 1) * inverse[r]);
-            };
             // The warp's first row, and how many of its rows there are.
             const int warp_row = tile.m_begin + group_row + thread / 32 * 16;
             const int rows_left = p.seqlen_q - warp_row;
             Element* const o_ptr = static_cast<Element*>(p.t.o_ptr) +
                                    tile.bidb * p.t.o_batch_stride + tile.bidh * p.t.o_head_stride +
                                    warp_row * p.t.o_row_stride;
+            if constexpr (kStartsAhead) finish_pv(Int<1>{});
+            // O / row_sum, the word of columns 8 * i + 2 * (lane % 4).
+            const auto word_of = [&](int r, int i) {
+                const int at = 4 * i + 2 * r;
+                return pack<Element>(acc_o(at) * inverse[r], acc_o(at + 1) * inverse[r]);
+            };
             // One instruction, by name: of an assignment the compiler makes four.
             const auto store = [](Element* to, const uint4& words, bool is_there) {
                 cutlass::arch::global_store<uint4, 16>(words, to, is_there);
@@ -911,8 +978,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                     }
                 }
             }
+            const bool redoes = __any_sync(~0u, redo[0] || redo[1]);
 #pragma unroll 1
-            for (int r = 0; r < 2; ++r) {
+            for (int r = 0; redoes && r < 2; ++r) {
                 uint32_t lanes = __ballot_sync(~0u, r == 0 ? redo[0] : redo[1]);
                 while (lanes != 0) {
                     const int quad = (__ffs(lanes) - 1) / 4;
@@ -926,6 +994,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                                      of_row(key_end(0), key_end(1)));
                 }
             }
+            if constexpr (!kStartsAhead) work = take_tile();
         }
     }
 }

@@ -59,13 +59,19 @@ struct KernelTraits {
     // At 192 shared memory is full; at 256 there would be room, for 1 % of rows of 1k keys.
     static constexpr bool kStagesO = kHeadDim <= 128;
 
+    // Whether a tile's first product runs under the epilogue of the tile before. That takes room
+    // for Q twice and for S beside O and what O's rows need.
+    static constexpr bool kStartsAhead =
+        kGroups == 2 && kBlocksPerSm == 1 && kHeadDim <= 128 && !kHasExtras;
+    static constexpr int kStagesQ = kStartsAhead ? 2 : 1;
+
     using AtomK = std::conditional_t<kBox == 64, cute::SM90::GMMA::Layout_K_SW128_Atom<Element>,
                                      cute::SM90::GMMA::Layout_K_SW64_Atom<Element>>;
     using AtomMN = std::conditional_t<kBox == 64, cute::SM90::GMMA::Layout_MN_SW128_Atom<Element>,
                                       cute::SM90::GMMA::Layout_MN_SW64_Atom<Element>>;
     using SmemLayoutQ = decltype(cute::tile_to_shape(
-        AtomK{},
-        cute::Shape<cute::Int<kGroupM>, cute::Int<kHeadDim>>{}));  // (64, HeadDim), one group's
+        AtomK{}, cute::Shape<cute::Int<kGroupM>, cute::Int<kHeadDim>,
+                             cute::Int<kStagesQ>>{}));  // (64, HeadDim, StagesQ), one group's
     using SmemLayoutK = decltype(cute::tile_to_shape(
         AtomK{}, cute::Shape<cute::Int<kBlockN>, cute::Int<kHeadDim>,
                              cute::Int<kStages>>{}));  // (BlockN, HeadDim, Stages)
@@ -81,7 +87,8 @@ struct KernelTraits {
             Element, Element, float,
             cute::Shape<cute::Int<kGroupM>, cute::Int<kBlockN>, cute::Int<kHeadDim>>>()));
     // Of the first half of a block, where that is compiled; with extras S would go to memory.
-    static constexpr int kHalfN = kHeadDim == 64 && kBlockN == 128 && !kHasExtras ? 64 : kBlockN;
+    static constexpr int kHalfN =
+        kHeadDim == 64 && kBlockN == 128 && !kStartsAhead && !kHasExtras ? 64 : kBlockN;
     using TiledMmaHalfQK = decltype(cute::make_tiled_mma(
         cute::SM90::GMMA::ss_op_selector<
             Element, Element, float,
@@ -100,15 +107,15 @@ struct KernelTraits {
     using EmptyBarrier = cutlass::arch::ClusterBarrier;
 
     struct alignas(1024) SharedStorage {
-        alignas(1024) Element q[kGroups][kGroupM * kHeadDim];
+        alignas(1024) Element q[kGroups][kStagesQ][kGroupM * kHeadDim];
         alignas(1024) Element k[kStages][kBlockN * kHeadDim];
         alignas(1024) Element v[kStages][kBlockN * kHeadDimV];
-        FullBarrier q_full[kGroups], k_full[kStages], v_full[kStages];
-        EmptyBarrier q_empty[kGroups], k_empty[kStages], v_empty[kStages];
+        FullBarrier q_full[kGroups][kStagesQ], k_full[kStages], v_full[kStages];
+        EmptyBarrier q_empty[kGroups][kStagesQ], k_empty[kStages], v_empty[kStages];
         EmptyBarrier tile_full, tile_empty;
         // The next tile, its mask and its key blocks, worked out ahead by a warp of its own.
         // Volatile, as the compiler would move plain accesses past a barrier.
-        volatile int tile_m_begin, tile_bidh, tile_bidb;
+        volatile int tile_m_begin, tile_bidh, tile_bidb, tile_head_kv;
         volatile int tile_first_key_begin, tile_first_key_end, tile_num_blocks;
         // Where each warp turns its 16 rows of O from how wgmma spreads them into whole lines.
         alignas(128) Element o[kStagesO ? 4 * kGroups : 1][kStagesO ? 16 * kBox : 8];

@@ -62,8 +62,11 @@ constexpr Config short_rows(int head_dim, int head_dim_v) {
 }
 
 // A window or softcap: kernels of their own, one for both, as a window's bounds and the tanh take
-// registers and instructions that the plain ones lack. They have two groups.
-inline bool has_extras(const Problem& p) { return p.has_left_bound() || p.softcap > 0; }
+// registers and instructions that the plain ones lack. They have two groups. So do problems without
+// keys: only these kernels leave a tile without a load.
+inline bool has_extras(const Problem& p) {
+    return p.has_left_bound() || p.softcap > 0 || p.seqlen_k == 0;
+}
 
 inline Config config_for(const Problem& p, int num_sms, HeadDims tile) {
     const int head_dim = tile.qk;
