@@ -557,8 +557,8 @@ Params make_params(const TensorView& q, const TensorView& k, const TensorView& v
     p.num_splits = options.num_splits;
     p.diagonal_follows_seqlens_k = p.has_seqlens_k && bottom_right;
     p.aligned16 = is_aligned16(q) && is_aligned16(k) && is_aligned16(v) && is_aligned16(o);
-    p.tma =
-        p.page_size == 0 && is_tma_addressable(q) && is_tma_addressable(k) && is_tma_addressable(v);
+    p.tma = p.page_size == 0 && is_tma_addressable(q) && is_tma_addressable(k) &&
+            is_tma_addressable(v) && is_tma_addressable(o);
 
     t.q_ptr = q.data;
     t.k_ptr = k.data;

@@ -1,5 +1,5 @@
 // Programmatic dependent launch (sm_90): a kernel's blocks start while what is before it on the
-// stream ends, and until wait_for_stream() they read only their parameters.
+// stream ends, and until wait_for_stream() they read only their parameters; a prefetch may go out.
 //
 //      before    .. start_next() ..............|
 //      kernel            | parameters  start_next()  wait_for_stream() ............|

@@ -48,7 +48,7 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
     }
     if (!p.aligned16) return "each row of q, k, v and out must start at a multiple of 16 bytes";
     if (!p.tma) {
-        return "TMA cannot address q, k or v: strides must be positive and less than 2^40 bytes";
+        return "TMA cannot address q, k, v or out: strides must be positive and less than 2^40 bytes";
     }
     constexpr int64_t kMaxTiles = std::numeric_limits<int>::max() / 2;
     const int64_t tiles = p.batch * p.num_heads * ceil_div<int64_t>(p.seqlen_q, 128);

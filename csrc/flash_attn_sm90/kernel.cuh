@@ -23,9 +23,9 @@
 //   consumer   ... softmax(0) | PV(0) QK(n') | softmax(n') | ...
 //                             | write O ^^^^ |
 //
-// Causal tiles end in a triangle: of its last block the upper group may see nothing, and then it
-// lets the block go without computing; or the first half, for which head_dim 64 has a product (but
-// not with a window or softcap).
+// Causal tiles end in a triangle: of its last block the upper group may see nothing. Then it lets
+// the block go without computing; but where tiles start ahead the mask hides it, so that all tiles
+// go the same way. Of three groups, head_dim 64 also has a product for the first half of a block.
 //
 // Barriers. Each is an mbarrier in shared memory that counts arrivals and flips its phase; a waiter
 // names the parity of the phase it waits for. "Full" ones complete when TMA has delivered the bytes
@@ -33,9 +33,9 @@
 // its wgmma that read the slot has completed: warpgroup_wait).
 //
 //   barrier        arrivals      who waits                  who arrives
-//   q_full[g]      1 + bytes     group g, before its first  producer, with TMA of 64 rows of Q
+//   q_full[g][s]   1 + bytes     group g, before its first  producer, with TMA of 64 rows of Q
 //                                product of a tile
-//   q_empty[g]     4 warps       producer, before that TMA  group g, after a tile's last Q K^T
+//   q_empty[g][s]  4 warps       producer, before that TMA  group g, after a tile's last Q K^T
 //   k/v_full[s]    1 + bytes     every group                producer, with TMA of block n
 //   k/v_empty[s]   4 * kGroups   producer, before that TMA  every group, after Q K^T (P V) of it
 //   tile_full      1             consumers, producer        scheduler, after storing the tile
@@ -45,17 +45,19 @@
 // Phases. A ring of kStages slots is used in order by both sides, each counting for itself: slot s
 // of round r is full at parity r % 2, and the producer of round r waits for the consumers of round
 // r - 1, parity (r - 1) % 2 = (r + 1) % 2; for r = 0 that parity counts as passed in a fresh
-// barrier. Q's round is the number of tiles so far, or half of it. A tile whose rows see no key
-// uses no slot on either side: both compute its blocks from the same numbers. Where tiles start
-// ahead it takes one block all the same, which the mask hides: all tiles go the same way.
-// The scheduler asks for a tile no earlier than the producer is done with the one before: a block
-// that is late takes one less. It also works out where the tile's blocks are, as it has the time.
+// barrier. Q has one slot a group, or two where tiles start ahead; its rounds count tiles. A tile
+// whose rows see no key uses no slot on either side: both compute its blocks from the same numbers.
+// Where tiles start ahead it takes one block all the same.
+// The scheduler asks for a tile no earlier than the producer is at the last loads of the one
+// before: a block that is late takes one less. It also works out where the tile's blocks are, as it
+// has the time.
 //
 // No cycle: the producer waits only for slots of earlier loads, in the order in which the consumers
 // use them (K(n), Q, K(n-1), V(n), ...), so the consumers' next slot is always loaded or being
 // waited for by the producer on something they have yet to release and will, with no further load.
 // K(n-1) may be asked for before V(n): with two slots, K(n-1) needs K(n+1) released, which the
-// consumers do before they need V(n), and K(n') before V(0), as it needs K(1). A group asks for the
+// consumers do before they need V(n), and K(n') before V(0), as it needs K(1); after tiles of one
+// block it needs the K, and Q' the Q, of two tiles ago. A group asks for the
 // next tile, K(n') and Q' when P V(0) is under way, so with V(1) and all before it done. The
 // scheduler waits for the producer to come to the end of a tile and for consumers to begin it,
 // which they do without it. The turns below are a ring of the groups, all of which take the same
@@ -66,9 +68,11 @@
 // first. So the products of one group run under the softmax of the others.
 //
 // Memory order: TMA's writes are visible to whoever saw the full barrier's phase. Nothing else
-// writes the tiles, so no proxy fence is needed. O leaves through shared memory of its own, where
-// there is room: wgmma leaves a row to four threads, two columns in eight to each, and memory wants
-// whole lines. Above 128 the four exchange what they have: at 192 shared memory is full.
+// writes the tiles, so no proxy fence is needed. O leaves through shared memory of its own and TMA:
+// wgmma leaves a row to four threads, two columns in eight to each, and memory wants whole lines.
+// There a fence stands between the warp's writes and TMA's reads (tma_store_fence), and a box is
+// written again when TMA has read it; a warp has two, of 16 rows by 64 columns. At 192 shared
+// memory is full, and the four threads exchange what they have.
 //
 // Guesses. A step's P uses what was subtracted in the step before, without a look at the new
 // logits: should P become large, so does its sum, which is needed anyway, and only then the warp
@@ -81,16 +85,16 @@
 // and KB of shared memory, of 227; K and V in two stages, for two blocks in four:
 //
 //   head_dim   tile         O    S    P   sum      Q    K+V   O   sum
-//   64         128 x  48    32   24   12   68      16    48   16   80     two blocks, 104 registers
-//   64         128 x 128    32   64   32  128      32    64   16  112
-//   64         192 x 128    32   64   32  128      24    64   24  112
-//   96         128 x 128    48   64   32  144      48    96    8  152
-//   96         192 x 112    48   56   28  132      36    84   12  132     with 128 keys it spills
-//   128        128 x 128    64   64   32  160      64   128   16  208
-//   128        192 x  80    64   40   20  124      48    80   24  152
+//   64         128 x  48    32   24   12   68      16    48   32   96     two blocks, 104 registers
+//   64         128 x 128    32   64   32  128      32    64   32  128
+//   64         192 x 128    32   64   32  128      24    64   48  136
+//   96         128 x 128    48   64   32  144      48    96   16  160
+//   96         192 x 112    48   56   28  132      36    84   24  144     with 128 keys it spills
+//   128        128 x 128    64   64   32  160      64   128   32  224
+//   128        192 x  80    64   40   20  124      48    80   48  176
 //   192, 128   128 x 128    64   64   32  160      48   160    -  208     head_dim_v is 128
 //   192        128 x 112    96   56   28  180      48   168    -  216
-//   256        128 x  64   128   32   16  176      64   128    -  192
+//   256        128 x  64   128   32   16  176      64   128   32  224
 //
 // What each refinement gained here: % of TFLOP/s on an H200, bf16, 16k tokens in all, hidden 2048,
 // seqlen 1k / 4k / 16k, of the full and of the causal problem (docs/performance-log.md has all).
@@ -119,6 +123,8 @@
 //     that)                   causal    0  +4  +1      +1   0  +3      +2   0  +1
 //   starting ahead (128: two  full      -               +2  -   -        -
 //     groups)                 causal    -               +4 +2   -        -
+//   O by TMA                  full     +1  +1        +1   0  0       +1   0  -
+//                             causal   +1  +1        +1  +1  0       +1   0  -
 //   2 of 8 exponentials as a  full     -6  -9 -12      -4  -6  -6
 //     polynomial              causal   -3  -8  -9      -2  -5  -6
 //   two blocks an SM, each    full      0  -9 -17
@@ -168,7 +174,7 @@ struct TileCounter {
 static_assert(sizeof(TileCounter) == kTileCounterBytes);
 
 struct KernelParams {
-    CUtensorMap q_map, k_map, v_map;  // (head_dim, seqlen, heads, batch)
+    CUtensorMap q_map, k_map, v_map, o_map;  // (head_dim, seqlen, heads, batch)
     Tensors t;
     Mask mask;
     int seqlen_q, group_size, head_dim, head_dim_v;
@@ -450,6 +456,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
     constexpr int kBlockM = Traits::kBlockM;
     constexpr int kBox = Traits::kBox;
     constexpr int kStages = Traits::kStages;
+    constexpr int kStagesO = Traits::kStagesO;
     constexpr bool kHasExtras = Traits::kHasExtras;
     constexpr bool kStartsAhead = Traits::kStartsAhead;
     constexpr int kHalfN = Traits::kHalfN;
@@ -466,6 +473,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         prefetch_tma_descriptor(&p.q_map);
         prefetch_tma_descriptor(&p.k_map);
         prefetch_tma_descriptor(&p.v_map);
+        prefetch_tma_descriptor(&p.o_map);
         for (int g = 0; g < kGroups; ++g) {
             for (int s = 0; s < Traits::kStagesQ; ++s) {
                 storage.q_full[g][s].init(1);
@@ -594,7 +602,6 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
             }
             q_ring.advance();
         };
-
         const auto load_pair = [&](const Place& at, int n_block) {
             load_k(at, n_block - 1);
             load_v(at, n_block);
@@ -666,6 +673,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         RingPosition<kStages> ring;  // the block that P V is at; Q K^T is at most two ahead
         RingPosition<Traits::kStagesQ> q_ring;
         int q_slot = 0;
+        RingPosition<kStagesO == 0 ? 1 : kStagesO> o_ring;
 
         const auto take_tile = [&] {
             const Work work = await_tile();
@@ -700,13 +708,24 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
             issue_qk(ahead);
         };
 
-        Work work = take_tile();
-        if constexpr (kStartsAhead) start(work.tile, 0);
+        Work next;
+        if constexpr (kStartsAhead) {
+            next = take_tile();
+            start(next.tile, 0);
+        }
         for (;;) {
-            if constexpr (kStartsAhead) finish_qk(Int<0>{});
-            if (work.tile.m_begin < 0) break;
-            const TileInfo tile = work.tile;
-            const TileMask mask = work.mask;
+            if constexpr (kStartsAhead) {
+                finish_qk(Int<0>{});
+            } else {
+                next = take_tile();
+            }
+            const Work work = next;
+            const TileInfo& tile = work.tile;
+            const TileMask& mask = work.mask;
+            if (tile.m_begin < 0) {
+                tma_store_wait<0>();
+                return;
+            }
             const int group_row = group * kGroupM;  // rows count from the tile's first
             const int row = group_row + thread / 32 * 16 + lane / 4;  // and row + 8
             // Worked out where they are needed: registers are short.
@@ -844,7 +863,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 }
             }
             if (kStartsAhead || n_block >= 0) {
-                if constexpr (!kStartsAhead) {
+                if constexpr (kStartsAhead) {
+                    first_softmax(acc_s);
+                } else {
                     await_k(0);
                     if (kHasHalf && is_half) {
                         issue_product(false, mma_half_qk, tSrQ(_, _, _, q_slot),
@@ -856,8 +877,6 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                         clear(acc_o);
                         first_softmax(acc_s);
                     }
-                } else {
-                    first_softmax(acc_s);
                 }
                 if (n_block > 0) await_k(1);
                 if constexpr (kHasHalf) {
@@ -871,8 +890,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
             }
 
             if constexpr (kStartsAhead) {
-                work = take_tile();
-                start(work.tile, 1);
+                next = take_tile();
+                start(next.tile, 1);
             }
 
             // ---- Epilogue: O / row_sum ----
@@ -907,36 +926,31 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                        (loaded_begin < key_begin(r) || key_end(r) < loaded_end);
             };
             bool redo[2] = {};
-            // The warp's first row, and how many of its rows there are.
             const int warp_row = tile.m_begin + group_row + thread / 32 * 16;
-            const int rows_left = p.seqlen_q - warp_row;
-            Element* const o_ptr = static_cast<Element*>(p.t.o_ptr) +
-                                   tile.bidb * p.t.o_batch_stride + tile.bidh * p.t.o_head_stride +
-                                   warp_row * p.t.o_row_stride;
+            [[maybe_unused]] Element* const o_ptr =
+                static_cast<Element*>(p.t.o_ptr) + tile.bidb * p.t.o_batch_stride +
+                tile.bidh * p.t.o_head_stride + warp_row * p.t.o_row_stride;
             if constexpr (kStartsAhead) finish_pv(Int<1>{});
             // O / row_sum, the word of columns 8 * i + 2 * (lane % 4).
             const auto word_of = [&](int r, int i) {
                 const int at = 4 * i + 2 * r;
                 return pack<Element>(acc_o(at) * inverse[r], acc_o(at + 1) * inverse[r]);
             };
-            // One instruction, by name: of an assignment the compiler makes four.
-            const auto store = [](Element* to, const uint4& words, bool is_there) {
-                cutlass::arch::global_store<uint4, 16>(words, to, is_there);
-            };
             constexpr int kGroupsOf8 = Traits::kHeadDimV / 8;
-            if constexpr (Traits::kStagesO) {
-                // kBox columns at a time: four 8 x 8 matrices with one instruction, and out again
-                // line by line. The 16-byte pieces of a row are permuted as TMA does.
-                constexpr int kPieces = kBox / 8, kRowsAtOnce = 32 / kPieces;
-                const int out_row = lane / kPieces, out_piece = lane % kPieces;
-                Element* const o_lane = o_ptr + out_row * p.t.o_row_stride + 8 * out_piece;
-                Element* const staged = storage.o[threadIdx.x / 32 - 4];
-                const auto at = [&](int r, int piece) {
-                    return staged + r * kBox + 8 * (piece ^ (kBox == 64 ? r % 8 : r / 2 % 4));
-                };
+            if constexpr (kStagesO > 0) {
+                // kBox columns at a time: four 8 x 8 matrices with one instruction, and out by TMA
+                // in its own time. The 16-byte pieces of a row are permuted as it expects them.
+                constexpr int kPieces = kBox / 8;
                 uint32_t words[2][kGroupsOf8][1];
                 CUTE_UNROLL
                 for (int box = 0; box < kGroupsOf8; box += kPieces) {
+                    Element* const staged = storage.o[threadIdx.x / 32 - 4][o_ring.slot()];
+                    o_ring.advance();
+                    const auto at = [&](int r, int piece) {
+                        return staged + r * kBox + 8 * (piece ^ (kBox == 64 ? r % 8 : r / 2 % 4));
+                    };
+                    tma_store_wait<kStagesO - 1>();  // it has read what was there
+                    __syncwarp();
                     CUTE_UNROLL
                     for (int i = 0; i < kPieces; i += 2) {
                         uint32_t w[4];
@@ -949,14 +963,13 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                             w[0], w[1], w[2], w[3],
                             *reinterpret_cast<uint128_t*>(at(lane % 16, i + lane / 16)));
                     }
+                    tma_store_fence();
                     __syncwarp();
-                    CUTE_UNROLL
-                    for (int r = 0; r < 16; r += kRowsAtOnce) {
-                        store(o_lane + r * p.t.o_row_stride + 8 * box,
-                              *reinterpret_cast<const uint4*>(at(r + out_row, out_piece)),
-                              r + out_row < rows_left && 8 * (box + out_piece) < p.head_dim_v);
+                    if (lane == 0) {
+                        SM90_TMA_STORE_4D::copy(&p.o_map, staged, 8 * box, warp_row, tile.bidh,
+                                                tile.bidb);
+                        tma_store_arrive();
                     }
-                    __syncwarp();
                 }
                 CUTE_UNROLL
                 for (int r = 0; r < 2; ++r) redo[r] = must_redo(r, words[r]);
@@ -972,9 +985,11 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                         transpose_quad(words[i]);
                         const uint32_t (&w)[4] = words[i];
                         const int column = 8 * (4 * i + lane % 4);
-                        store(o_ptr + (lane / 4 + 8 * r) * p.t.o_row_stride + column,
-                              make_uint4(w[0], w[1], w[2], w[3]),
-                              is_inside(r) && column < p.head_dim_v);
+                        // One instruction, by name: of an assignment the compiler makes four.
+                        cutlass::arch::global_store<uint4, 16>(
+                            make_uint4(w[0], w[1], w[2], w[3]),
+                            o_ptr + (lane / 4 + 8 * r) * p.t.o_row_stride + column,
+                            is_inside(r) && column < p.head_dim_v);
                     }
                 }
             }
@@ -988,13 +1003,15 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                     const auto of_row = [&](int x0, int x1) {
                         return __shfl_sync(~0u, r == 0 ? x0 : x1, 4 * quad);
                     };
-                    __syncwarp();  // the stores above come first
+                    // The stores above come first.
+                    if constexpr (kStagesO > 0)
+                        asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+                    __syncwarp();
                     redo_row<Traits>(p, tile, tile.m_begin + row - lane / 4 + quad + 8 * r,
                                      of_row(key_begin(0), key_begin(1)),
                                      of_row(key_end(0), key_end(1)));
                 }
             }
-            if constexpr (!kStartsAhead) work = take_tile();
         }
     }
 }

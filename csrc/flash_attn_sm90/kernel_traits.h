@@ -56,8 +56,8 @@ struct KernelTraits {
     static_assert(kBlockN % 16 == 0 && kBlockN <= 256);
     static_assert(kGroups == 2 || (kGroups == 3 && kBlocksPerSm == 1));
 
-    // At 192 shared memory is full; at 256 there would be room, for 1 % of rows of 1k keys.
-    static constexpr bool kStagesO = kHeadDim <= 128;
+    // Boxes of O that a warp has on their way; none at 192, where shared memory is full.
+    static constexpr int kStagesO = kHeadDim == 192 ? 0 : 2;
 
     // Whether a tile's first product runs under the epilogue of the tile before. That takes room
     // for Q twice and for S beside O and what O's rows need.
@@ -118,7 +118,7 @@ struct KernelTraits {
         volatile int tile_m_begin, tile_bidh, tile_bidb, tile_head_kv;
         volatile int tile_first_key_begin, tile_first_key_end, tile_num_blocks;
         // Where each warp turns its 16 rows of O from how wgmma spreads them into whole lines.
-        alignas(128) Element o[kStagesO ? 4 * kGroups : 1][kStagesO ? 16 * kBox : 8];
+        alignas(1024) Element o[4 * kGroups][kStagesO][16 * kBox];
     };
     static constexpr int kSmemBytes = sizeof(SharedStorage);
     static_assert(kBlocksPerSm * (kSmemBytes + 1024) <= 228 * 1024);  // a block's 1 KB is reserved

@@ -88,6 +88,9 @@ KernelParams make_kernel_params(const Problem& problem, const Tensors& t, TileCo
     } else {  // there is no map of nothing, and nothing is loaded
         p.k_map = p.v_map = p.q_map;
     }
+    p.o_map = make_tensor_map<Element, kBox>("out", t.o_ptr, problem.batch, problem.num_heads,
+                                             problem.seqlen_q, problem.head_dim_v, t.o_batch_stride,
+                                             t.o_head_stride, t.o_row_stride, 16);
     p.t = t;
     p.mask = Mask{problem.seqlen_k, problem.mask_left, problem.mask_right};
     p.seqlen_q = static_cast<int>(problem.seqlen_q);

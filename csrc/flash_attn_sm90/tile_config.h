@@ -63,7 +63,7 @@ constexpr Config short_rows(int head_dim, int head_dim_v) {
 
 // A window or softcap: kernels of their own, one for both, as a window's bounds and the tanh take
 // registers and instructions that the plain ones lack. They have two groups. So do problems without
-// keys: only these kernels leave a tile without a load.
+// keys: kernels whose tiles start ahead load a block for each, and there is none.
 inline bool has_extras(const Problem& p) {
     return p.has_left_bound() || p.softcap > 0 || p.seqlen_k == 0;
 }

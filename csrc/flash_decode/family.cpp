@@ -144,6 +144,22 @@ void launch(const AppendParams& new_keys, const Plan& plan, const Problem& probl
                       "; FA101_ARCHS and FA101_HEAD_DIMS say what is built");
 }
 
+// Whether the attention reads the caches that the new rows go to, all of them.
+bool reads_them(const Problem& p, const Tensors& t, const AppendParams& a) {
+    const auto are_the_same = [](const RowCopy& copy, const void* ptr, int64_t batch_stride,
+                                 int64_t head_stride, int64_t row_stride) {
+        return copy.dst_ptr == ptr && copy.dst_batch_stride == batch_stride &&
+               copy.dst_head_stride == head_stride && copy.dst_row_stride == row_stride;
+    };
+    return are_the_same(a.k, t.k_ptr, t.k_batch_stride, t.k_head_stride, t.k_row_stride) &&
+           are_the_same(a.v, t.v_ptr, t.v_batch_stride, t.v_head_stride, t.v_row_stride) &&
+           a.batch == p.batch && a.k.heads == p.num_heads_kv && a.k.head_dim == p.head_dim &&
+           a.v.head_dim == p.head_dim_v && a.dtype_cache == p.dtype_kv &&
+           a.k.rows == p.seqlen_new && a.seqlens_k_ptr == t.seqlens_k_ptr &&
+           a.seqlens_k_stride == t.seqlens_k_stride && a.page_size == p.page_size &&
+           a.page_table_ptr == t.page_table_ptr && a.page_table_stride == t.page_table_stride;
+}
+
 }  // namespace
 
 void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace,
@@ -156,12 +172,8 @@ void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, vo
 bool append_and_launch(const AppendParams& new_keys, const Plan& plan, const Problem& problem,
                        const Tensors& tensors, void* workspace, Stream stream) {
     constexpr int64_t kFewRows = 4;
-    const bool are_those_read =
-        new_keys.k.dst_ptr == tensors.k_ptr && new_keys.v.dst_ptr == tensors.v_ptr &&
-        new_keys.page_table_ptr == tensors.page_table_ptr &&
-        new_keys.seqlens_k_ptr == tensors.seqlens_k_ptr && new_keys.k.rows == problem.seqlen_new;
-    if (!are_those_read || new_keys.dtype != problem.dtype_q || new_keys.rotary_dim > 0 ||
-        problem.dtype_q == DType::kFloat32 || plan.tile.block_m > 16 ||
+    if (!reads_them(problem, tensors, new_keys) || new_keys.dtype != problem.dtype_q ||
+        new_keys.rotary_dim > 0 || problem.dtype_q == DType::kFloat32 || plan.tile.block_m > 16 ||
         new_keys.k.rows > kFewRows) {
         return false;
     }

@@ -262,7 +262,9 @@ def flash_attention_with_kvcache(
     page_table: the keys of entry b are those of the pages page_table[b, 0], page_table[b, 1], ...;
         page_size is a power of two from 16 on, the capacity max_pages * page_size. Entries past a
         sequence's last key are not read. An entry outside of [0, num_pages) gives values that mean
-        nothing, but no memory outside of the cache is read, and nothing is written for it.
+        nothing, but no memory outside of the cache is read, and nothing is written for it. Entries
+        may share pages, but new keys go to pages of one entry: nothing orders what one entry
+        writes and another reads.
     k_descale, v_descale: for caches of float8_e4m3fn (the E4M3 of the OCP's 8-bit floating point
         specification): an element of a head stands for its value times the descale of the head, a
         positive number read on the device (name and shape as in FlashAttention-3); None is 1. New

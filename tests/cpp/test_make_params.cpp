@@ -181,9 +181,12 @@ TEST_CASE("TMA wants positive strides of 16 bytes below 2^40") {
     Arrays no_keys(2, 4, 2, 5, 0, 8, 8);
     for (int axis : {0, 1, 2}) no_keys.k.strides[axis] = no_keys.v.strides[axis] = 0;
     CHECK(no_keys.make().problem.tma);
-    Arrays shifted_out = usual();
-    shifted_out.out.data = static_cast<float*>(shifted_out.out.data) + 1;
-    CHECK(shifted_out.make().problem.tma);  // out is written without TMA
+    for (int64_t batch_stride : {400, 402, -400}) {
+        Arrays other_out = usual();
+        other_out.out.data = other_out.memory.data() + (1 << 15);
+        other_out.out.strides[0] = batch_stride;
+        CHECK(other_out.make().problem.tma == (batch_stride == 400));
+    }
 }
 
 TEST_CASE("head counts that do not divide name k, both counts and the rule") {  // FA-055

@@ -170,7 +170,7 @@ TEST_CASE("what TMA cannot address is for fa2_cute, and explain() says so") {
     p.tma = false;
     const Plan chosen = plan(p, kH200);
     CHECK(std::string(chosen.kernel) == "fa2_cute");
-    CHECK(contains(explain(chosen, p, kH200), "sm90: TMA cannot address q, k or v"));
+    CHECK(contains(explain(chosen, p, kH200), "sm90: TMA cannot address q, k, v or out"));
     CHECK(contains(message<InvalidArgument>([&] { plan(p, kH200, "sm90"); }), "stride"));
     CHECK(contains(message<InvalidArgument>([&] {
                        plan(problem(DeviceType::kCuda, DType::kFloat16, 64), kA100, "sm90");

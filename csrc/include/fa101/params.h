@@ -109,7 +109,7 @@ struct Problem {
     // that 128-bit loads and stores are legal.
     bool aligned16 = false;
 
-    // Hopper's TMA can address q, k and v: each starts on a 16-byte boundary, and the strides of
+    // Hopper's TMA can address q, k, v and o: each starts on a 16-byte boundary, and the strides of
     // its axes longer than 1 (but the last) are positive multiples of 16 bytes below 2^40 bytes. So
     // an expanded axis, stride 0, is out.
     bool tma = false;
