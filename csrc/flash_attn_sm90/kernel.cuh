@@ -137,9 +137,9 @@
 // Per tile the ends took 4500 cycles more than FlashAttention-3's, with as many instructions in
 // all.
 //
-// What binds now (ncu, full): the tensor cores, busy for 98 % of the cycles at 256 and 96 % at 128,
-// 84 % causal at 4k, at the 1.65 GHz that the power limit leaves; at 64 they and the exponentials'
-// unit for 68 % each.
+// What binds now (ncu, full): the tensor cores, busy for 98 % of the cycles at 256 and 96 % at 128
+// (causal at 4k 84 %, before tiles started ahead), at the 1.65 GHz that the power limit leaves; at
+// 64 they and the exponentials' unit for 68 % each.
 #pragma once
 
 #include <fa101/params.h>
