@@ -1,12 +1,13 @@
 // Programmatic dependent launch (sm_90): a kernel's blocks start while what is before it on the
-// stream ends, and until wait_for_stream() they read only their parameters; a prefetch may go out.
+// stream ends, and until wait_for_stream() they read only their parameters and write nothing to
+// global memory; a prefetch may go out.
 //
 //      before    .. start_next() ..............|
 //      kernel            | parameters  start_next()  wait_for_stream() ............|
 //
-// Some thread of each such kernel waits, whatever its tile holds, so that who waits for the kernel
-// has waited for all before it. The launch is launch_dependent() (launch.h); where that is not
-// early, nothing is left to wait for.
+// At least one block waits, though others may leave early: a kernel is complete only when all its
+// blocks are, so that who waits for it has waited for all before it. The launch is
+// launch_dependent() (launch.h); where that is not early, nothing is left to wait for.
 #pragma once
 
 namespace fa101 {

@@ -1,6 +1,6 @@
-// Lesson 6: the loop of lesson 3 on Hopper's asynchronous units. One warp only moves data (TMA),
-// one hands out tiles, two or three groups of four warps only compute (wgmma), and they meet at
-// barriers in shared memory.
+// Lesson 6: the loop of lesson 3 on Hopper's asynchronous units. One warp only brings data (TMA),
+// one hands out tiles, two or three groups of four warps compute (wgmma) and send O out, and they
+// meet at barriers in shared memory.
 //
 // Bytes. A tile of kBlockM queries reads Q and writes O once, and streams the K and V that it sees:
 // for each key 4 * head_dim bytes and 4 * head_dim * kBlockM FLOP, so kBlockM FLOP a byte. The
@@ -16,8 +16,9 @@
 //                            | softmax(n-1) ^^^^ | softmax(n-2) ^^^
 //
 // Between the last product of a tile and the second of the next a group has little to multiply, and
-// both groups are there at about the same time. So two groups of up to head_dim 128, for which
-// there is room for Q twice, begin a tile under the end of the one before (kStartsAhead):
+// both groups are there at about the same time. So two groups of up to head_dim 128 that have a
+// multiprocessor to themselves and no window or softcap, and so room for Q twice, begin a tile
+// under the end of the one before (kStartsAhead):
 //
 //   producer   ... K(0) V(1) | K(n') Q' V(0) | K(n'-1) V(n') ...
 //   consumer   ... softmax(0) | PV(0) QK(n') | softmax(n') | ...
@@ -56,12 +57,13 @@
 // use them (K(n), Q, K(n-1), V(n), ...), so the consumers' next slot is always loaded or being
 // waited for by the producer on something they have yet to release and will, with no further load.
 // K(n-1) may be asked for before V(n): with two slots, K(n-1) needs K(n+1) released, which the
-// consumers do before they need V(n), and K(n') before V(0), as it needs K(1); after tiles of one
-// block it needs the K, and Q' the Q, of two tiles ago. A group asks for the
-// next tile, K(n') and Q' when P V(0) is under way, so with V(1) and all before it done. The
-// scheduler waits for the producer to come to the end of a tile and for consumers to begin it,
-// which they do without it. The turns below are a ring of the groups, all of which take the same
-// number of turns a tile, as its blocks belong to the tile and not to the group.
+// consumers do before they need V(n). Where tiles start ahead K(n') is asked for before V(0): it
+// needs the slot of K(1), which is released before V(0) is needed; after a tile of one block that
+// of the K, and Q' that of the Q, of two tiles ago. A group asks for the next tile, K(n') and Q'
+// when P V(0) is under way, so with V(1) and all before it done. The scheduler waits for the
+// producer to come to the end of a tile and for consumers to begin it, which they do without it.
+// The turns below are a ring of the groups, all of which take the same number of turns a tile, as
+// its blocks belong to the tile and not to the group.
 //
 // Turns ("ping-pong"): named barrier g is passed when group g waits (128 threads) and its
 // predecessor has handed over (128). The last group hands over once at the start, so group 0 goes
@@ -70,9 +72,9 @@
 // Memory order: TMA's writes are visible to whoever saw the full barrier's phase. Nothing else
 // writes the tiles, so no proxy fence is needed. O leaves through shared memory of its own and TMA:
 // wgmma leaves a row to four threads, two columns in eight to each, and memory wants whole lines.
-// There a fence stands between the warp's writes and TMA's reads (tma_store_fence), and a box is
-// written again when TMA has read it; a warp has two, of 16 rows by 64 columns. At 192 shared
-// memory is full, and the four threads exchange what they have.
+// There a fence stands between the warp's writes and TMA's reads (tma_store_fence); a warp has two
+// boxes, of 16 rows by 64 columns (32 at 96), and writes one again only when TMA has read it. At
+// 192 shared memory is full, and the four threads exchange what they have.
 //
 // Guesses. A step's P uses what was subtracted in the step before, without a look at the new
 // logits: should P become large, so does its sum, which is needed anyway, and only then the warp
@@ -97,7 +99,8 @@
 //   256        128 x  64   128   32   16  176      64   128   32  224
 //
 // What each refinement gained here: % of TFLOP/s on an H200, bf16, 16k tokens in all, hidden 2048,
-// seqlen 1k / 4k / 16k, of the full and of the causal problem (docs/performance-log.md has all).
+// seqlen 1k / 4k / 16k, of the full and of the causal problem (docs/performance-log.md has all);
+// "-": there is no such kernel, or it was not measured.
 //
 //   refinement                        head_dim 64     128             256
 //   softmax under P V         full     +8 +13 +15     +12 +20 +21     +17 +23 +28
@@ -112,19 +115,19 @@
 //     equal shares            causal   +1  +2  +2      +7 +12 +15     +24 +39 +38
 //   short ends, votes for     full     +4   0   0      +4  +3  +4       0   0   0
 //     shuffles                causal   +6   0   0      +4  +5  +3      +1   0   0
-//   P by guess                full     +1              +3  +4  +4
-//                             causal   +2              +3  +4
+//   P by guess                full     +1   -   -      +3  +4  +4       -   -   -
+//                             causal   +2   -   -      +3  +4   -       -   -   -
 //   blocks let go, O through  full     +4  +2  +1      +1  +1  +1      +2   -   -
 //     shared memory           causal   +7  +8  +2      +2  +1  +3      +4   -  +1
-//   small sections of heads   causal    0   0  0      +4 +1  0        +4  0   0
+//   small sections of heads   causal    0   0   0      +4  +1   0      +4   0   0
 //   a guess without a maximum full     +7  +7  +8      +2  +2  +2      +1   0   0
 //                             causal   +5  +6  +8      +2  +3  +3       0   0   0
 //   taking turns (256: before full     +1  +1   0      +1  +3  +3      +1  +2  +1
 //     that)                   causal    0  +4  +1      +1   0  +3      +2   0  +1
-//   starting ahead (128: two  full      -               +2  -   -        -
-//     groups)                 causal    -               +4 +2   -        -
-//   O by TMA                  full     +1  +1        +1   0  0       +1   0  -
-//                             causal   +1  +1        +1  +1  0       +1   0  -
+//   starting ahead (two       full      -   -   -      +2   -   -       -   -   -
+//     groups)                 causal    -   -   -      +4  +2   -       -   -   -
+//   O by TMA                  full     +1   -   -      +1   0   0      +1   0   -
+//                             causal   +2   -   -      +1  +1   0      +1   0   -
 //   2 of 8 exponentials as a  full     -6  -9 -12      -4  -6  -6
 //     polynomial              causal   -3  -8  -9      -2  -5  -6
 //   two blocks an SM, each    full      0  -9 -17

@@ -32,8 +32,8 @@ struct Config {
 };
 
 // Two groups: 232 registers a thread and more. 128 columns of S take 64 of them, as much as O at
-// head_dim 128. At 192 it is shared memory that ends at 112 keys. At 256, where 80 fit, 64 are as
-// fast or faster: rows end at multiples of them.
+// head_dim 128. At 192 it is shared memory that ends at 112 keys. At 256, where 80 fitted before O
+// had boxes of its own, 64 were as fast or faster: rows end at multiples of them.
 constexpr Config two_groups(int head_dim, int head_dim_v) {
     if (head_dim == 256) return {2, 64};
     if (head_dim_v == 192) return {2, 112};

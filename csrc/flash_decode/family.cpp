@@ -168,7 +168,7 @@ void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, vo
 }
 
 // Few new rows, as split 0 writes all; none rotated, for each block would rotate its queries too;
-// and one tile of rows.
+// and one tile of up to 16 rows.
 bool append_and_launch(const AppendParams& new_keys, const Plan& plan, const Problem& problem,
                        const Tensors& tensors, void* workspace, Stream stream) {
     constexpr int64_t kFewRows = 4;

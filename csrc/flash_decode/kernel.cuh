@@ -37,6 +37,10 @@
 // too. The descales, one a block, are part of the softmax scale and of O on its way out. The kernel
 // is compiled for pages alone: a cache in one piece is a page, the batch entry's.
 //
+// On Hopper a block starts while what is before it on the stream ends, and waits before it reads
+// (common/dependent.cuh). Up to 4 new keys are written by each block that reads them
+// (docs/design-notes.md).
+//
 // Where a split or a step begins depends on the sequence's own length, neither on the capacity of
 // the cache nor on who else is in the batch, only on how many there are, and everything is added in
 // a fixed order: in batches of one size a sequence has one result.
@@ -87,8 +91,9 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
     constexpr int kKeys = kBlockN / 4;     // keys of S of a lane
     constexpr int kSteps = kHeadDim / 16;  // of the product Q K^T
 
-    // K and V are read once, or by neighbours at about the same time. Not with pages: there ptxas
-    // 13.0 encodes the copy with a policy wrong (an illegal instruction).
+    // K and V are read once, or by neighbours at about the same time. Not with pages, nor in fp8,
+    // which is compiled for them: there ptxas 13.0 encodes the copy with a policy wrong (an illegal
+    // instruction).
     constexpr bool kEvictFirst = !kPaged;
 
     extern __shared__ __align__(128) unsigned char smem[];
@@ -335,8 +340,8 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
     if (line_col < head_dim) {
         prefetch_l1(q_row(min(m_begin + thread % kBlockM, num_rows - 1)) + line_col);
     }
-    // New keys are there for a block that has written them. So each writes what it will read, the
-    // same as others that read it too, and split 0 all, which perhaps nobody reads.
+    // A block can read new keys only if it has written them. So each writes those that it will read
+    // (others may write the same bytes), and split 0 writes all, also those that nobody reads.
     if (kBlockM == 16 && new_keys.batch > 0) {
         const int num_new = static_cast<int>(new_keys.k.rows);
         const int first_new = static_cast<int>(num_cached(new_keys, bidb));

@@ -93,9 +93,10 @@ FA101_EXPORT AppendParams make_append_params(const TensorView& k, const TensorVi
 // synchronises, can be captured in a CUDA graph. What attends on the same stream sees it.
 FA101_EXPORT void append(const AppendParams& params, Stream stream = nullptr);
 
-// append(), then run() of the attention over these caches; in one launch where split_kv is the plan
-// and few rows are new, none rotated. In that launch nothing orders what one batch entry appends
-// and another reads: where entries share a page, the new rows must lie in pages of their own.
+// append(), then run() of the attention over these caches; in one launch where split_kv is the
+// plan, q has 16 bits, a key/value head at most 16 rows (queries times the group), and up to 4 rows
+// are new, none rotated. In that launch nothing orders what one batch entry appends and another
+// reads: where entries share a page, the new rows must lie in pages of their own.
 FA101_EXPORT void append_and_run(const AppendParams& params, const Plan& plan,
                                  const Problem& problem, const Tensors& tensors, void* workspace,
                                  Stream stream);
