@@ -596,6 +596,9 @@ AppendParams make_append_params(const TensorView& k, const TensorView& v, const 
     if (options.page_table == nullptr) {
         require_same("batch", "k", ak.batch, "k_cache", to_k.batch);
     }
+    if (options.q != nullptr && options.q->ndim == 4) {  // else make_params refuses it
+        require_same("batch", "k", ak.batch, "q", options.q->shape[0]);
+    }
     require_same("heads", "k", ak.heads, "k_cache", to_k.heads);
     require_same("head_dim", "k", ak.dim, "k_cache", to_k.dim);
     require_same("head_dim", "v", av.dim, "v_cache", to_v.dim);

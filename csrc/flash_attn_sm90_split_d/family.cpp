@@ -49,7 +49,7 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
     }
     if (!kHasTiles) return "its tiles are not in this build (FA101_HEAD_DIMS has no 256)";
     if (!p.aligned16) return "each row of q, k, v and out must start at a multiple of 16 bytes";
-    if (!p.tma) {
+    if (!p.tma) {  // out is written without TMA here, but one rule is enough
         return "TMA cannot address q, k, v or out: strides must be positive and less than 2^40 bytes";
     }
     constexpr int64_t kMaxTiles = std::numeric_limits<int>::max() / 2;

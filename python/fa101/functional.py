@@ -277,8 +277,9 @@ def flash_attention_with_kvcache(
         its way into the cache, and of q. cos and sin are (positions, rotary_dim / 2), float32 or
         the dtype of q, with a position for each key there is room for; rotary_dim is at most
         head_dim, columns beyond it stay. Columns i and i + rotary_dim / 2 turn together;
-        interleaved: 2i and 2i + 1. Key i is at position seqlens_k + i, and so is query i; without
-        causal and window all queries are at position seqlens_k.
+        interleaved: 2i and 2i + 1. Key i is at position seqlens_k + i, and so is query i, but not
+        past the last position there is; without causal and window all queries are at position
+        seqlens_k.
     num_splits: into how many parts the keys are cut, on CUDA; on the CPU only "auto" and 1 are
         answered. "auto" takes as many as fill the device. An integer cuts the keys that a tile of
         queries sees into so many parts, or into fewer where there are fewer steps of 16 to 64 keys,

@@ -181,6 +181,9 @@ TEST_CASE("TMA wants positive strides of 16 bytes below 2^40") {
     Arrays no_keys(2, 4, 2, 5, 0, 8, 8);
     for (int axis : {0, 1, 2}) no_keys.k.strides[axis] = no_keys.v.strides[axis] = 0;
     CHECK(no_keys.make().problem.tma);
+    Arrays shifted_out = usual();
+    shifted_out.out.data = static_cast<float*>(shifted_out.out.data) + 1;
+    CHECK_FALSE(shifted_out.make().problem.tma);
     for (int64_t batch_stride : {400, 402, -400}) {
         Arrays other_out = usual();
         other_out.out.data = other_out.memory.data() + (1 << 15);
