@@ -17,6 +17,7 @@
 #include "common/mask.h"
 #include "common/memory.cuh"
 #include "common/online_softmax.h"
+#include "common/warp.cuh"
 #include "flash_decode/family.h"
 
 #include <cstdint>
@@ -50,14 +51,10 @@ __global__ void __launch_bounds__(32 * kWarps)
 
     float row_max = -INFINITY, row_sum = 0.0f;
     for (int i = lane; i < num_splits; i += 32) row_max = fmaxf(row_max, lse[i]);
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) {
-        row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, d));
-    }
+    row_max = warp_max(row_max);
     const float m = safe_row_max(row_max);
     for (int i = lane; i < num_splits; i += 32) row_sum += exp2f(lse[i] - m);
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) row_sum += __shfl_xor_sync(0xffffffffu, row_sum, d);
+    row_sum = warp_sum(row_sum);
 
     Float4 acc[kVectors] = {};
     for (int i = first; i < num_splits; i += kBatch * kWarpsPerRow) {

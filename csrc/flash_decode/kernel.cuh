@@ -91,11 +91,6 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
     constexpr int kKeys = kBlockN / 4;     // keys of S of a lane
     constexpr int kSteps = kHeadDim / 16;  // of the product Q K^T
 
-    // K and V are read once, or by neighbours at about the same time. Not with pages, nor in fp8,
-    // which is compiled for them: there ptxas 13.0 encodes the copy with a policy wrong (an illegal
-    // instruction).
-    constexpr bool kEvictFirst = !kPaged;
-
     extern __shared__ __align__(128) unsigned char smem[];
     if (static_cast<int>(blockIdx.x) >= partials.key_blocks) {
         return merge_parts<Traits>(problem, tensors, partials, smem);
@@ -248,13 +243,15 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
             return src.ptr + key * src.row_stride;
         }
     };
-    // Keys from n_end on and columns past num_cols become zeros and are not read.
+    // Keys from n_end on and columns past num_cols become zeros and are not read. The others are
+    // read once, or by neighbours at about the same time, so L2 need not keep them.
     const auto load_tile = [&](Stored* dst_tile, const Source& src, int n_block,
                                const PageList& list) {
         if (aligned16) {
             // One address a page, the others at constant distances.
             const int first_row = copy_row(), first_piece = copy_piece();
             const int num_cols = src.num_cols - kPieceCols * first_piece;
+            const uint32_t first_dst = copy_address(dst_tile + first_row * kHeadDim);
             const Stored* row_src = nullptr;
 #pragma unroll
             for (int pass = 0; pass < Traits::kPasses; ++pass) {
@@ -266,12 +263,13 @@ __global__ void __launch_bounds__(Traits::kNThreads, 2)
                 } else {
                     row_src += Traits::kRowsPerPass * src.row_stride;
                 }
-                Stored* const dst = dst_tile + Traits::offset(row, first_piece);
+                const int offset =
+                    pass * Traits::kRowsPerPass * kHeadDim + Traits::column(row, first_piece);
 #pragma unroll
                 for (int panel = 0; panel < Traits::kPanels; ++panel) {
                     const int col = panel * Traits::kPieces * kPieceCols;
-                    cp_async16<kEvictFirst>(dst + col, row_src + col,
-                                            key < n_end && col < num_cols);
+                    cp_async16(first_dst + sizeof(Stored) * (offset + col), row_src + col,
+                               key < n_end && col < num_cols);
                 }
             }
         } else {

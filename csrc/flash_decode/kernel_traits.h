@@ -37,8 +37,12 @@ struct Traits {
     static constexpr int kPieceCols = 16 / kTile.kv_bytes;
     static constexpr bool kWholeLines =
         kHeadDim * kTile.kv_bytes % 128 == 0;  // of 128 bytes, a row
+    // The piece's place in its row, and in the tile.
+    static __device__ __forceinline__ int column(int row, int piece) {
+        return kPieceCols * (piece ^ (kWholeLines ? row % 8 : row / 2 % 4));
+    }
     static __device__ __forceinline__ int offset(int row, int piece) {
-        return row * kHeadDim + kPieceCols * (piece ^ (kWholeLines ? row % 8 : row / 2 % 4));
+        return row * kHeadDim + column(row, piece);
     }
 
     // Copies: kPieces threads read neighbouring pieces of a row, the team so many rows at a time.

@@ -31,6 +31,7 @@
 #include "common/mask.h"
 #include "common/memory.cuh"
 #include "common/online_softmax.h"
+#include "common/warp.cuh"
 #include "flash_decode/family.h"
 
 #include <cstdint>
@@ -138,12 +139,7 @@ __device__ __forceinline__ void merge_parts(const Problem& problem, const Tensor
                 }
             }
         }
-        float largest = lane_lse;
-#pragma unroll
-        for (int d = 16; d > 0; d /= 2) {
-            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, d));
-        }
-        const float lane_weight = exp2f(lane_lse - merge.raise(largest));
+        const float lane_weight = exp2f(lane_lse - merge.raise(warp_max(lane_lse)));
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
             merge.add(__shfl_sync(0xffffffffu, lane_weight, i), 1.0f, parts[i]);

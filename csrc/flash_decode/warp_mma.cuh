@@ -49,23 +49,26 @@ __device__ __forceinline__ void ldmatrix(uint32_t (&b)[4], const T* row) {
     }
 }
 
-// 16 bytes global to shared, past L1, while the thread goes on; zeros where not `valid`. With
-// kEvictFirst L2 forgets them before others. The policy is the number that createpolicy makes of
-// evict_first (CUTLASS's TMA::CacheHintSm90): a constant costs no registers.
-template <bool kEvictFirst>
-__device__ __forceinline__ void cp_async16(void* dst, const void* src, bool valid) {
-    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(dst));
-    if constexpr (kEvictFirst) {
-        asm volatile(
-            "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, 0x12f0000000000000;" ::
-                "r"(address),
-            "l"(src), "r"(valid ? 16 : 0)
-            : "memory");
-    } else {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(src),
-                     "r"(valid ? 16 : 0)
-                     : "memory");
-    }
+// 16 bytes global to shared, past L1, while the thread goes on; zeros where not `valid`. L2 forgets
+// them before others. The policy is the number that createpolicy makes of evict_first (CUTLASS's
+// TMA::CacheHintSm90): a constant costs no registers.
+__device__ __forceinline__ void cp_async16(uint32_t dst, const void* src, bool valid) {
+    asm volatile(
+        "cp.async.cg.shared.global.L2::cache_hint "
+        "[%0], [%1], 16, %2, 0x12f0000000000000;" ::"r"(dst),
+        "l"(src), "r"(valid ? 16 : 0)
+        : "memory");
+}
+
+// What cp_async16 takes, plus constants and what differs between threads. Opaque: where the
+// compiler moves the base of shared memory to the end of the sum, ptxas 13.0 adds it in the copy
+// itself, beside a policy whose register it then encodes wrong (an illegal instruction).
+__device__ __forceinline__ uint32_t copy_address(const void* dst) {
+    uint32_t address;
+    asm("mov.u32 %0, %1;"
+        : "=r"(address)
+        : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(dst))));
+    return address;
 }
 
 // Four codes of fp8 (common/float8.h) as T: the pairs of bytes 0 and 2, and of 1 and 3. A code
