@@ -19,7 +19,7 @@ foreach(log IN LISTS logs)
             set(kernel "${CMAKE_MATCH_1} ${CMAKE_MATCH_2}")
             math(EXPR kernels "${kernels} + 1")
             continue()
-        elseif(line MATCHES "C7517.*Li(64|96|128)ELi(64|96|128)E.*two_groupsEiiEELb0E")
+        elseif(line MATCHES "C7517.*Li(64|96|128)ELi(64|96|128)E.*two_groupsEiiEELb0ELb0E")
             continue()
         elseif(line MATCHES "C75[0-9][0-9].*function '(.*)'")
             set(kernel "${CMAKE_MATCH_1}")  # these lines come before the one above

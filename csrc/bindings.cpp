@@ -1027,6 +1027,9 @@ NB_MODULE(_fa101, m) {
             "Query rows of a tile.")
         .def_prop_ro(
             "block_n", [](const Explained& e) { return e.plan.tile.block_n; }, "Keys of a tile.")
+        .def_prop_ro(
+            "packed_heads", [](const Explained& e) { return e.plan.tile.packed_heads; },
+            "Query heads that share a key/value head, whose queries are rows of one tile.")
         .def_prop_ro("num_splits", [](const Explained& e) { return e.plan.num_splits; })
         .def_prop_ro("workspace_bytes", [](const Explained& e) { return e.plan.workspace_bytes; })
         .def_prop_ro("reason", [](const Explained& e) { return e.plan.reason; })

@@ -344,7 +344,7 @@ bool is_aligned16(const TensorView& t) {
     return aligned;
 }
 
-// The rules of cuTensorMapEncodeTiled for a map of 4 dimensions; an empty tensor needs none.
+// The rules of cuTensorMapEncodeTiled; an empty tensor needs none.
 bool is_tma_addressable(const TensorView& t) {
     const bool empty = t.shape[0] * t.shape[1] == 0 || t.shape[2] * t.shape[3] == 0;
     const int64_t vector = 16 / size_of(t.dtype), limit = (int64_t{1} << 40) / size_of(t.dtype);

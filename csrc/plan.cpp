@@ -116,8 +116,9 @@ Plan make_plan(const KernelFamily& family, const Problem& problem, const DeviceI
 }
 
 int64_t query_tiles(const KernelFamily& family, const Problem& problem, const DeviceInfo& device) {
-    const int block_m = family.tile(problem, device).block_m;
-    return problem.batch * problem.num_heads * ceil_div<int64_t>(problem.seqlen_q, block_m);
+    const Tile tile = family.tile(problem, device);
+    return problem.batch * problem.num_heads / tile.packed_heads *
+           ceil_div<int64_t>(problem.seqlen_q * tile.packed_heads, tile.block_m);
 }
 
 // Few queries on CUDA cores: a tile of queries is one block's, which walks all keys alone and pads
@@ -130,23 +131,34 @@ bool too_few_queries(const KernelFamily& split_q, const Problem& problem,
            problem.batch * problem.num_heads * problem.seqlen_q <= 16 * device.num_sms;
 }
 
-// Whether splitting the keys beats splitting the queries alone: where the queries of a key/value
-// head fit the smallest tile, which then reads the keys once for the whole group; also where they
-// are a few more or too few tiles to fill the device, if there are enough keys to split, or to keep
-// a block that is alone on its SM reading. A block of sm90 walks its keys nearly three times as
-// fast and has no parts to merge, worth 1024 keys (H200, head_dim 64 to 256).
+// Whether the queries of a key/value head suit fa2_cute's tiles of split_kv, which read the keys
+// once for a whole group: up to 16 rows. Up to 64 where sm90's 128 would stay empty, as it packs
+// heads by powers of two; a step of those takes 1.75 of one of 64 (H200).
+bool suits_small_tiles(const KernelFamily& split_kv, const KernelFamily& small,
+                       const Problem& problem, const DeviceInfo& device) {
+    return problem.seqlen_q * problem.group_size() <= 16 ||
+           (&split_kv != &small &&
+            query_tiles(split_kv, problem, device) >= 2 * query_tiles(small, problem, device));
+}
+
+// Whether splitting the keys beats splitting the queries alone, where these do not suit the small
+// tiles: where they are few or too few tiles to fill the device, if there are enough keys to split,
+// or to keep a block that is alone on its SM reading. sm90's splits are of the same tiles, so they
+// win as soon as there are two; and of caches whose lengths are on the device they are all that it
+// has. Beside fa2_cute's a block of sm90 walks its keys three to four times as fast and has no
+// parts to merge, worth 1024 keys (H200, head_dim 64 to 256).
 bool prefers_split_kv(const KernelFamily& split_q, const KernelFamily& split_kv,
                       const Problem& problem, const DeviceInfo& device) {
+    if (&split_kv == find_kernel("sm90", Strategy::kSplitKV)) {
+        return problem.has_seqlens_k || split_kv.splits(problem, device).count > 1;
+    }
     const int64_t rows = problem.seqlen_q * problem.group_size();
-    if (rows <= 16) return true;
     if (rows > 64 && 3 * query_tiles(split_q, problem, device) > device.num_sms) return false;
     Problem typical = problem;  // the capacity of a cache must not choose the kernel
     if (problem.has_seqlens_k && problem.num_splits == 0) typical.seqlen_k = 8192;
     const int64_t keys = typical.seqlen_k, splits = split_kv.splits(typical, device).count;
-    if (&split_q == find_kernel("sm90")) return keys >= 1024 + 3 * ceil_div(keys, splits);
-    const int block_m = split_kv.tile(problem, device).block_m;
-    const int64_t tiles = problem.batch * problem.num_heads_kv * ceil_div<int64_t>(rows, block_m);
-    return splits >= 2 || (tiles <= device.num_sms && keys > 4096);
+    if (&split_q == find_kernel("sm90")) return 2 * keys > 2 * 1024 + 7 * ceil_div(keys, splits);
+    return splits >= 2 || (query_tiles(split_kv, problem, device) <= device.num_sms && keys > 4096);
 }
 
 // Whether split_d leaves its highest rung for one that splits the keys too. sm90's has no such
@@ -216,7 +228,12 @@ Plan plan(const Problem& problem, const DeviceInfo& device, std::string_view ker
         if (!is_built(family, device) && reason == describe_archs(family, device)) unbuilt = reason;
     }
     const KernelFamily* const split_q = best[static_cast<int>(Strategy::kSplitQ)];
-    const KernelFamily* const split_kv = best[static_cast<int>(Strategy::kSplitKV)];
+    const KernelFamily* split_kv = best[static_cast<int>(Strategy::kSplitKV)];
+    const KernelFamily& small = *find_kernel("fa2_cute", Strategy::kSplitKV);
+    const bool is_small = split_kv != nullptr && choice.allows(small) &&
+                          refusal(small, problem, device).empty() &&
+                          suits_small_tiles(*split_kv, small, problem, device);
+    if (is_small) split_kv = &small;
     const KernelFamily* const split_d = best[static_cast<int>(Strategy::kSplitD)];
 
     if (split_q == nullptr && split_kv == nullptr && split_d == nullptr) {
@@ -253,7 +270,8 @@ Plan plan(const Problem& problem, const DeviceInfo& device, std::string_view ker
         const bool is_forced = kernel != "auto" || strategy != "auto";
         return chosen(*split_kv, is_forced ? "asked for by name" : "the only one that fits");
     }
-    if (split_kv != nullptr && prefers_split_kv(*split_q, *split_kv, problem, device)) {
+    if (split_kv != nullptr &&
+        (is_small || prefers_split_kv(*split_q, *split_kv, problem, device))) {
         return chosen(*split_kv, "too few query tiles to fill the device: keys are split too");
     }
     if (kernel != "auto") return chosen(*split_q, "asked for by name");
@@ -352,8 +370,13 @@ std::string explain(const Plan& plan, const Problem& problem, const DeviceInfo& 
     if (problem.has_seqlens_k) text << ", seqlens_k";
     if (problem.page_size > 0) text << ", pages of " << problem.page_size;
     text << "\ndevice     " << device.name << "\nkernel     " << plan.kernel << "\nstrategy   "
-         << name_of(plan.strategy) << "\ntile       " << plan.tile.block_m << " queries x "
-         << plan.tile.block_n << " keys, head_dim padded to " << plan.tile.head_dim << ", "
+         << name_of(plan.strategy) << "\ntile       " << plan.tile.block_m;
+    if (plan.tile.packed_heads > 1) {
+        text << " rows (queries of " << plan.tile.packed_heads << " heads) x ";
+    } else {
+        text << " queries x ";
+    }
+    text << plan.tile.block_n << " keys, head_dim padded to " << plan.tile.head_dim << ", "
          << plan.tile.num_warps << (problem.device == DeviceType::kCpu ? " threads" : " warps")
          << ", " << plan.tile.stages << " stage(s)\nsplits     " << plan.num_splits
          << "\nworkspace  " << plan.workspace_bytes << " bytes\nwhy        " << plan.reason << "\n";

@@ -119,6 +119,19 @@ constexpr KernelFamily kSm90 = {
     FA101_SM90_ARCHS,
 };
 
+constexpr KernelFamily kSm90SplitKV = {
+    "sm90",
+    Strategy::kSplitKV,
+    DeviceType::kCuda,
+    "Hopper, a chunk of queries and a long cache: keys split over blocks, parts merged",
+    sm90::supports_splits,
+    sm90::tile_of_splits,
+    sm90::splits,
+    sm90::workspace_of_splits,
+    FA101_CUDA_LAUNCH(sm90::launch_splits),
+    FA101_SM90_ARCHS,
+};
+
 constexpr KernelFamily kSm90SplitD = {
     "sm90",
     Strategy::kSplitD,
@@ -133,9 +146,8 @@ constexpr KernelFamily kSm90SplitD = {
 };
 
 constexpr const KernelFamily* kFamilies[] = {
-    &kNaive,          &kFa1,           &kFa2,          &kFa2Cute,
-    &kFa2CuteSplitKV, &kFa2CuteSplitD, &kSm90,         &kSm90SplitD,
-    &kCpuNaiveFamily, &kCpuFa1Family,  &kCpuFa2Family,
+    &kNaive, &kFa1,         &kFa2,        &kFa2Cute,        &kFa2CuteSplitKV, &kFa2CuteSplitD,
+    &kSm90,  &kSm90SplitKV, &kSm90SplitD, &kCpuNaiveFamily, &kCpuFa1Family,   &kCpuFa2Family,
 };
 
 }  // namespace

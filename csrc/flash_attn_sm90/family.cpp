@@ -5,6 +5,8 @@
 #include "build_config.h"
 #include "common/built_head_dims.h"
 #include "flash_attn_sm90/tile_config.h"
+#include "flash_decode/family.h"
+#include "flash_decode/splits.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -24,9 +26,8 @@ const HeadDims* find_tile(const Problem& p) {
 
 constexpr bool kIsBuilt = FA101_HAS_CUDA && sizeof(FA101_SM90_ARCHS) > 1;
 
-}  // namespace
-
-std::string supports(const Problem& p, const DeviceInfo& device) {
+// Why neither strategy serves, whatever the mask; or "".
+std::string refuse(const Problem& p, const DeviceInfo& device) {
     if (device.arch != 90) {
         return "it is written for sm_90a (Hopper); the GPU has sm_" + std::to_string(device.arch);
     }
@@ -34,10 +35,6 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
         return std::string("it needs float16 or bfloat16 for q, k, v and out; they have ") +
                name_of(p.dtype_q) + ", " + name_of(p.dtype_kv) + " and " + name_of(p.dtype_o);
     }
-    Problem plain = p;
-    plain.mask_left = -Problem::kUnbounded;
-    plain.softcap = 0;
-    if (std::string reason = refuse_extras(plain); !reason.empty()) return reason;
     if (p.head_dim % 8 != 0 || p.head_dim_v % 8 != 0) {
         return "head_dim is " + std::to_string(p.head_dim) + " and head_dim_v " +
                std::to_string(p.head_dim_v) + "; they must be multiples of 8";
@@ -50,23 +47,85 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
     if (!p.tma) {
         return "TMA cannot address q, k, v or out: strides must be positive and less than 2^40 bytes";
     }
-    constexpr int64_t kMaxTiles = std::numeric_limits<int>::max() / 2;
-    const int64_t tiles = p.batch * p.num_heads * ceil_div<int64_t>(p.seqlen_q, 128);
-    if (tiles > kMaxTiles) {
-        return "batch * num_heads * tiles is " + std::to_string(tiles) + "; it takes up to " +
-               std::to_string(kMaxTiles);
-    }
     return "";
+}
+
+std::string refuse_tiles(int64_t tiles) {
+    constexpr int64_t kMaxTiles = std::numeric_limits<int>::max() / 2;
+    if (tiles <= kMaxTiles) return "";
+    return "batch * num_heads * tiles is " + std::to_string(tiles) + "; it takes up to " +
+           std::to_string(kMaxTiles);
+}
+
+}  // namespace
+
+std::string supports(const Problem& p, const DeviceInfo& device) {
+    if (std::string reason = refuse(p, device); !reason.empty()) return reason;
+    Problem plain = p;
+    plain.mask_left = -Problem::kUnbounded;
+    plain.softcap = 0;
+    if (std::string reason = refuse_extras(plain); !reason.empty()) return reason;
+    return refuse_tiles(num_tiles(p, 128));
+}
+
+std::string supports_splits(const Problem& p, const DeviceInfo& device) {
+    if (std::string reason = refuse(p, device); !reason.empty()) return reason;
+    Problem plain = p;
+    plain.has_seqlens_k = false;
+    if (std::string reason = refuse_extras(plain); !reason.empty()) return reason;
+    return refuse_tiles(num_tiles(p, 128) * splits(p, device).count);
 }
 
 Tile tile(const Problem& p, const DeviceInfo& device) {
     const HeadDims head_dims = *find_tile(p);
-    const Config config = config_for(p, device.num_sms, head_dims);
-    return {config.block_m(), config.block_n, head_dims.qk, 4 * (1 + config.groups), config.stages};
+    const int packed_heads = packed_heads_for(p, head_dims);
+    const Config config = config_for(p, device.num_sms, head_dims, packed_heads);
+    return {config.block_m(),        config.block_n, head_dims.qk,
+            4 * (1 + config.groups), config.stages,  packed_heads};
 }
 
 int64_t workspace(const Plan& plan, const Problem& p) {
     return has_counter(plan.tile, p) ? kTileCounterBytes : 0;
+}
+
+Tile tile_of_splits(const Problem& p, const DeviceInfo&) {
+    const HeadDims head_dims = *find_tile(p);
+    const Config config = two_groups(head_dims.qk, head_dims.v);
+    return {config.block_m(),        config.block_n, head_dims.qk,
+            4 * (1 + config.groups), config.stages,  packed_heads_for(p, head_dims)};
+}
+
+// As many parts as multiprocessors are there for, if that pays by a model of them, in keys that a
+// block walks alone (9.8 ns at head_dim 128, H200): memory sets a floor under all, a merge takes as
+// long as 300 keys, a part of a row 1/40. With lengths on the device their number is not known, and
+// neither they nor the capacity may count.
+Splits splits(const Problem& p, const DeviceInfo& device) {
+    constexpr int64_t kMinKeys = 256, kTypicalKeys = 8192, kMostGiven = 4096;
+    const Tile tile = tile_of_splits(p, device);
+    const int64_t tiles = num_tiles(pack_heads(p, tile.packed_heads), tile.block_m);
+    const int64_t keys = p.has_seqlens_k ? kTypicalKeys : p.seqlen_k;
+    int64_t count = 1;
+    if (p.num_splits > 0) {
+        const int64_t steps = std::max<int64_t>(ceil_div<int64_t>(p.seqlen_k, tile.block_n), 1);
+        count = std::min({p.num_splits, p.has_seqlens_k ? kMostGiven : steps, kMostGiven});
+    } else {
+        const int64_t idle = device.num_sms / std::max<int64_t>(tiles, 1);
+        const auto cost = [&](int64_t splits) {
+            const int64_t read = keys * p.batch * p.num_heads_kv / 82;
+            const int64_t merge = 300 + flash_decode::result_rows(p) * splits / 40;
+            return std::max(keys / splits, read) + (splits > 1 ? merge : 0);
+        };
+        for (int64_t splits = 2; splits <= std::min(idle, keys / kMinKeys); ++splits) {
+            if (cost(splits) < cost(count)) count = splits;
+        }
+    }
+    Splits splits;
+    splits.count = splits.per_wave = splits.one_each = static_cast<int>(count);
+    return splits;
+}
+
+int64_t workspace_of_splits(const Plan& plan, const Problem& p) {
+    return flash_decode::partials_bytes(plan, p);
 }
 
 void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace,
@@ -92,6 +151,16 @@ void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, vo
     throw Unsupported("this build has no sm90 kernel for head_dim " +
                       std::to_string(plan.tile.head_dim) +
                       "; FA101_ARCHS and FA101_HEAD_DIMS say what is built");
+}
+
+void launch_splits(const Plan& plan, const Problem& problem, const Tensors& tensors,
+                   void* workspace, Stream stream) {
+    launch(plan, problem, tensors, workspace, stream);
+    if constexpr (kIsBuilt) {
+        if (plan.num_splits == 1) return;
+        const auto parts = flash_decode::make_partials(plan, problem, plan.tile.block_n, workspace);
+        flash_decode::run_combine(problem, tensors, parts, stream);
+    }
 }
 
 }  // namespace fa101::sm90

@@ -10,6 +10,13 @@ Tile tile(const Problem&, const DeviceInfo&);
 int64_t workspace(const Plan&, const Problem&);
 void launch(const Plan&, const Problem&, const Tensors&, void* workspace, Stream);
 
+// The same tiles with their keys split.
+std::string supports_splits(const Problem&, const DeviceInfo&);
+Tile tile_of_splits(const Problem&, const DeviceInfo&);
+Splits splits(const Problem&, const DeviceInfo&);
+int64_t workspace_of_splits(const Plan&, const Problem&);
+void launch_splits(const Plan&, const Problem&, const Tensors&, void* workspace, Stream);
+
 // One translation unit each, for the head_dims of tile_config.h.
 void run_hdim64(const Plan&, const Problem&, const Tensors&, void* workspace, Stream);
 void run_hdim96(const Plan&, const Problem&, const Tensors&, void* workspace, Stream);

@@ -28,6 +28,15 @@
 // the block go without computing; but where tiles start ahead the mask hides it, so that all tiles
 // go the same way. Of three groups, head_dim 64 also has a product for the first half of a block.
 //
+// Query heads that share a key/value head may be rows of one tile ("packed GQA"): row r is query
+// r / p of head r % p of a pack of p, a power of two. TMA does most of it: a box of Q or O is p
+// heads by 64 / p or 16 / p queries, and only who counts queries (mask, lse, a row on its own)
+// looks. Few queries then fill a tile; tile_config.h says where it pays.
+//
+// A chunk of queries against a long cache may still be fewer tiles than multiprocessors. Then the
+// keys of each are split over blocks as in lesson 4 (kSplits): O and lse of a part are float32, and
+// combine.cu merges them. These kernels also take the lengths of caches from the device.
+//
 // Barriers. Each is an mbarrier in shared memory that counts arrivals and flips its phase; a waiter
 // names the parity of the phase it waits for. "Full" ones complete when TMA has delivered the bytes
 // that the producer announced, "empty" ones when every consumer warp has arrived (lane 0, after
@@ -147,6 +156,7 @@
 
 #include <fa101/params.h>
 
+#include "common/dependent.cuh"
 #include "common/divider.h"
 #include "common/flag.cuh"
 #include "common/mask.h"
@@ -177,35 +187,55 @@ struct TileCounter {
 static_assert(sizeof(TileCounter) == kTileCounterBytes);
 
 struct KernelParams {
-    CUtensorMap q_map, k_map, v_map, o_map;  // (head_dim, seqlen, heads, batch)
+    CUtensorMap k_map, v_map;  // (head_dim, seqlen, heads, batch)
+    CUtensorMap q_map, o_map;  // (head_dim, heads of a pack, seqlen, packs, batch)
     Tensors t;
     Mask mask;
-    int seqlen_q, group_size, head_dim, head_dim_v;
-    Divider num_heads;
-    // Sections are of heads whose tiles are mixed, so that their K and V stay in L2.
+    int num_heads, group_size, seqlen_q, head_dim, head_dim_v;
+    int log2_pack, num_rows;  // of a pack
+    Divider num_packs;
+    // Sections are of packs whose tiles are mixed, so that their K and V stay in L2.
     int num_m_blocks, num_tiles, num_sections;
     Divider section_tiles, section_heads, last_section_heads;
     TileCounter* counter;  // null: tiles are dealt out in turn
     uint64_t nonce;
+    // Where keys are split, each tile is so many, and their O and lse are parts (flash_decode's
+    // Partials); how many keys there are the problem and seqlens_k tell.
+    Problem problem;
+    Divider num_splits;
+    float *part_o, *part_lse;
+    int64_t part_stride;
     // Logits are used as s' = logit_factor * (q . k), and softmax_scale_log2 * s' is what exp2
     // gets. The factor is 1, so that nothing is multiplied, but for a negative scale (-1: the
     // largest s' must be the largest logit) and for 0 (0, with a scale of 1: -inf * 0 would be
     // NaN). With softcap s' is tanh(logit_factor * (q . k)), in units of softcap.
     float logit_factor, softmax_scale_log2;
     bool has_softcap;
+
+    // Of a pack's row.
+    __device__ int query_of(int row) const { return row >> log2_pack; }
+    __device__ int head_of(const TileInfo& tile, int row) const {
+        return tile.bidh + (row & ((1 << log2_pack) - 1));
+    }
+    __device__ int64_t index_of(const TileInfo& tile, int row) const {  // as in lse
+        return (int64_t{tile.bidb} * num_heads + head_of(tile, row)) * seqlen_q + query_of(row);
+    }
+    __device__ bool has_parts() const { return num_splits.divisor > 1; }
+    __device__ int64_t part_of(const TileInfo& tile, int row) const {
+        return index_of(tile, row) * int64_t{num_splits.divisor} + tile.split;
+    }
 };
 
 // Tiles are numbered section by section, and in a section row block by row block from the last,
 // which is the longest when causal.
 template <int kBlockM>
 __device__ TileInfo tile_info(const KernelParams& p, int tile) {
-    if (tile >= p.num_tiles) return {-1};
     const int section = min(p.section_tiles.quotient(tile), p.num_sections - 1);
     const int rest = tile - section * p.section_tiles.divisor;
     const Divider& heads = section < p.num_sections - 1 ? p.section_heads : p.last_section_heads;
     const int m_begin = (p.num_m_blocks - 1 - heads.quotient(rest)) * kBlockM;
-    const int head = section * p.section_heads.divisor + heads.remainder(rest);
-    return {m_begin, p.num_heads.remainder(head), p.num_heads.quotient(head)};
+    const int pack = section * p.section_heads.divisor + heads.remainder(rest);
+    return {m_begin, p.num_packs.remainder(pack) << p.log2_pack, p.num_packs.quotient(pack)};
 }
 
 // A place in a ring of slots, and the parity of the round. One number: registers are short.
@@ -389,14 +419,15 @@ __device__ __forceinline__ void redo_row(const KernelParams& p, const TileInfo& 
     using Element = typename Traits::Element;
     const Tensors& t = p.t;
     const int head_kv = tile.bidh / p.group_size;
+    const int head = p.head_of(tile, row), query = p.query_of(row);
     const auto* const q = static_cast<const Element*>(t.q_ptr) + tile.bidb * t.q_batch_stride +
-                          tile.bidh * t.q_head_stride + row * t.q_row_stride;
+                          head * t.q_head_stride + query * t.q_row_stride;
     const auto* const k = static_cast<const Element*>(t.k_ptr) + tile.bidb * t.k_batch_stride +
                           head_kv * t.k_head_stride;
     const auto* const v = static_cast<const Element*>(t.v_ptr) + tile.bidb * t.v_batch_stride +
                           head_kv * t.v_head_stride;
-    auto* const o = static_cast<Element*>(t.o_ptr) + tile.bidb * t.o_batch_stride +
-                    tile.bidh * t.o_head_stride + row * t.o_row_stride;
+    [[maybe_unused]] auto* const o = static_cast<Element*>(t.o_ptr) + tile.bidb * t.o_batch_stride +
+                                     head * t.o_head_stride + query * t.o_row_stride;
     const int lane = threadIdx.x % 32;
     constexpr int kColumns = Traits::kHeadDimV / 32;
     float acc[kColumns] = {}, row_max = -INFINITY, row_sum = 0;
@@ -437,14 +468,23 @@ __device__ __forceinline__ void redo_row(const KernelParams& p, const TileInfo& 
     }
     row_sum = warp_sum(row_sum);
     const float inverse = inverse_row_sum(row_sum);
+    if (Traits::kSplits && p.has_parts()) {
+        const int64_t part = p.part_of(tile, row);
+        CUTE_UNROLL
+        for (int i = 0; i < kColumns; ++i) {
+            const int d = lane + 32 * i;
+            if (d < p.head_dim_v) p.part_o[part * p.part_stride + d] = acc[i] * inverse;
+        }
+        if (lane == 0) p.part_lse[part] = row_max + log2f(row_sum);
+        return;
+    }
     CUTE_UNROLL
     for (int i = 0; i < kColumns; ++i) {
         const int d = lane + 32 * i;
         if (d < p.head_dim_v) o[d] = static_cast<Element>(acc[i] * inverse);
     }
     if (t.lse_ptr != nullptr && lane == 0) {
-        const int64_t head = tile.bidb * int64_t{p.num_heads.divisor} + tile.bidh;
-        t.lse_ptr[head * p.seqlen_q + row] = log_sum_exp(row_max, row_sum);
+        t.lse_ptr[p.index_of(tile, row)] = log_sum_exp(row_max, row_sum);
     }
 }
 
@@ -462,6 +502,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
     constexpr int kStagesO = Traits::kStagesO;
     constexpr bool kHasExtras = Traits::kHasExtras;
     constexpr bool kStartsAhead = Traits::kStartsAhead;
+    constexpr bool kSplits = Traits::kSplits;
     constexpr int kHalfN = Traits::kHalfN;
     constexpr bool kHasHalf = kHalfN < kBlockN;
 
@@ -494,14 +535,15 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         cutlass::arch::fence_barrier_init();
     }
     __syncthreads();
+    if constexpr (kSplits) start_next();  // who merges the parts
 
     // Key blocks of a tile: it visits first + n for n = count - 1 ... 0; none if count <= 0.
     const auto first_block_of = [](const TileMask& mask) {
         return kHasExtras ? mask.key_begin(0) / kBlockN : 0;
     };
     const auto num_blocks_of = [&](const TileMask& mask, int m_begin) {
-        const int last_row = min(kBlockM, p.seqlen_q - m_begin) - 1;
-        const int n = ceil_div(mask.key_end(last_row), kBlockN) - first_block_of(mask);
+        const int last_row = min(kBlockM, p.num_rows - m_begin) - 1;
+        const int n = ceil_div(mask.key_end(p.query_of(last_row)), kBlockN) - first_block_of(mask);
         return kStartsAhead ? max(n, 1) : n;
     };
 
@@ -510,16 +552,19 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
     struct Work {
         TileInfo tile;
         TileMask mask;
-        int num_blocks;
+        int num_blocks, first_block;
     };
     const auto await_tile = [&] {
         storage.tile_full.wait(tile_ring.parity());
         tile_ring.advance();
-        const int num_keys = static_cast<int>(p.mask.seqlen_k);
-        return Work{
-            {storage.tile_m_begin, storage.tile_bidh, storage.tile_bidb},
-            {num_keys, kHasExtras ? storage.tile_first_key_begin : 0, storage.tile_first_key_end},
-            storage.tile_num_blocks};
+        const int num_keys = kSplits ? storage.tile_num_keys : static_cast<int>(p.mask.seqlen_k);
+        const TileMask mask = {num_keys, kHasExtras ? storage.tile_first_key_begin : 0,
+                               storage.tile_first_key_end};
+        return Work{{storage.tile_m_begin, storage.tile_bidh, storage.tile_bidb,
+                     kSplits ? storage.tile_split : 0},
+                    mask,
+                    storage.tile_num_blocks,
+                    kSplits ? storage.tile_first_block : first_block_of(mask)};
     };
     if (warpgroup == 0) {
         // One thread of a warp hands out tiles, one of another loads them.
@@ -542,15 +587,31 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 publish(&p.counter->flag, p.nonce);
             }
             for (int number = blockIdx.x, asked = 0;; ++asked) {
-                const TileInfo tile = tile_info<kBlockM>(p, number);
+                TileInfo tile = {-1};
+                if (number < p.num_tiles) {
+                    tile = tile_info<kBlockM>(p, kSplits ? p.num_splits.quotient(number) : number);
+                }
                 storage.tile_m_begin = tile.m_begin;
                 storage.tile_bidh = tile.bidh;
                 storage.tile_bidb = tile.bidb;
                 storage.tile_head_kv = tile.bidh / p.group_size;
-                const TileMask mask = p.mask.tile(tile.m_begin, kBlockM);
+                const Mask all =
+                    kSplits && tile.m_begin >= 0 ? mask_of(p.problem, p.t, tile.bidb) : p.mask;
+                const TileMask mask = all.tile(p.query_of(tile.m_begin), kBlockM);
                 storage.tile_first_key_begin = mask.first_key_begin;
                 storage.tile_first_key_end = mask.first_key_end;
-                storage.tile_num_blocks = num_blocks_of(mask, tile.m_begin);
+                const int num_blocks = num_blocks_of(mask, tile.m_begin);
+                if constexpr (kSplits) {
+                    const int splits = static_cast<int>(p.num_splits.divisor);
+                    const int split = p.num_splits.remainder(number);
+                    const int begin = max(num_blocks, 0) * split / splits;
+                    storage.tile_num_keys = mask.num_keys;
+                    storage.tile_split = split;
+                    storage.tile_first_block = begin;
+                    storage.tile_num_blocks = max(num_blocks, 0) * (split + 1) / splits - begin;
+                } else {
+                    storage.tile_num_blocks = num_blocks;
+                }
                 storage.tile_full.arrive();
                 if (tile.m_begin < 0) return;
                 storage.tile_empty.wait(tile_ring.parity());
@@ -569,15 +630,15 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         struct Place {  // of K and V
             int first_block, head_kv, bidb;
         };
-        // `rows` of one tile into shared memory, a box of columns at a time.
+        // `rows` of one tile into shared memory, a box of columns at a time; at: where, after the
+        // column.
         const auto load = [](const CUtensorMap& map, typename Traits::FullBarrier& full,
-                             uint64_t hint, Element* to, int rows, int head_dim, int row, int head,
-                             int batch) {
+                             uint64_t hint, Element* to, int rows, int head_dim, auto... at) {
             full.arrive_and_expect_tx(rows * head_dim * sizeof(Element));
             CUTE_UNROLL
             for (int d = 0; d < head_dim; d += kBox) {
-                SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint,
-                                       to + d * rows, d, row, head, batch);
+                SM90_TMA_LOAD::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, to + d * rows,
+                                    d, at...);
             }
         };
         RingPosition<kStages> k_ring, v_ring;
@@ -601,7 +662,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
             for (int g = 0; g < kGroups; ++g) {
                 storage.q_empty[g][slot].wait(q_ring.parity() ^ 1);
                 load(p.q_map, storage.q_full[g][slot], kReadOnce, storage.q[g][slot], kGroupM,
-                     Traits::kHeadDim, tile.m_begin + g * kGroupM, tile.bidh, tile.bidb);
+                     Traits::kHeadDim, 0, p.query_of(tile.m_begin + g * kGroupM),
+                     tile.bidh >> p.log2_pack, tile.bidb);
             }
             q_ring.advance();
         };
@@ -615,9 +677,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         Place at = {};
         bool owes_v = false;  // V(0) of the tile before
         for (;;) {
-            const auto [tile, mask, num_blocks] = await_tile();
+            const auto [tile, mask, num_blocks, first_block] = await_tile();
             const bool sees_keys = tile.m_begin >= 0 && num_blocks > 0;
-            const Place next = {first_block_of(mask), storage.tile_head_kv, tile.bidb};
+            const Place next = {first_block, storage.tile_head_kv, tile.bidb};
             int n_block = num_blocks - 1;
             if (sees_keys) {
                 load_k(next, n_block);
@@ -729,24 +791,30 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 tma_store_wait<0>();
                 return;
             }
-            const int group_row = group * kGroupM;  // rows count from the tile's first
+            // Rows count from the tile's first. Where registers are short not from `group`, or what
+            // follows from it would be kept from tile to tile.
+            constexpr bool kRereads = kHasExtras || kHasHalf;
+            const int group_row =
+                (kRereads ? reread_thread_index<Traits::kThreads>() / 128 - 1 : group) * kGroupM;
             const int row = group_row + thread / 32 * 16 + lane / 4;  // and row + 8
             // Worked out where they are needed: registers are short.
-            const auto key_end = [&](int r) { return mask.key_end(row + 8 * r); };
+            const auto key_end = [&](int r) { return mask.key_end(p.query_of(row + 8 * r)); };
             const auto key_begin = [&](int r) {
-                return kHasExtras ? mask.key_begin(row + 8 * r) : 0;
+                return kHasExtras ? mask.key_begin(p.query_of(row + 8 * r)) : 0;
             };
             // Blocks from first_block on; whole for all rows of the group: [full_begin, full_end).
-            const int first_block = first_block_of(mask);
-            const int last_row = min(group_row + kGroupM, p.seqlen_q - tile.m_begin) - 1;
+            const int first_block = work.first_block;
+            const int last_query =
+                p.query_of(min(group_row + kGroupM, p.num_rows - tile.m_begin) - 1);
             const int full_begin =
-                kHasExtras ? ceil_div(mask.key_begin(last_row), kBlockN) - first_block : 0;
-            const int full_end = mask.key_end(group_row) / kBlockN - first_block;
+                kHasExtras ? ceil_div(mask.key_begin(last_query), kBlockN) - first_block : 0;
+            const int full_end = mask.key_end(p.query_of(group_row)) / kBlockN - first_block;
             const int num_blocks = work.num_blocks;
             // The last block of the tile may hold nothing for the group, or a half.
-            const int group_end = mask.key_end(last_row) - first_block * kBlockN;
+            const int group_end = mask.key_end(last_query) - first_block * kBlockN;
             const int group_blocks =
-                kStartsAhead ? num_blocks : max(ceil_div(group_end, kBlockN), 0);
+                kStartsAhead ? num_blocks
+                             : clamp_to(ceil_div(group_end, kBlockN), 0, max(num_blocks, 0));
             const bool is_half = kHasHalf && group_end <= (group_blocks - 1) * kBlockN + kHalfN;
             int n_block = num_blocks - 1;
 
@@ -904,14 +972,14 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 row_sum[r] = quad_sum(softmax.row_sum[r]);
                 inverse[r] = row_sum[r] == 0.0f ? 0.0f : rcp_approx(row_sum[r]);
             }
-            const auto is_inside = [&](int r) { return tile.m_begin + row + 8 * r < p.seqlen_q; };
-            if (p.t.lse_ptr != nullptr && lane % 4 == 0) {
-                const int64_t head = tile.bidb * int64_t{p.num_heads.divisor} + tile.bidh;
-                float* const lse = p.t.lse_ptr + head * p.seqlen_q + tile.m_begin + row;
+            const auto is_inside = [&](int r) { return tile.m_begin + row + 8 * r < p.num_rows; };
+            const bool is_part = kSplits && p.has_parts();
+            if (!is_part && p.t.lse_ptr != nullptr && lane % 4 == 0) {
                 CUTE_UNROLL
                 for (int r = 0; r < 2; ++r) {
                     if (!is_inside(r)) continue;
-                    lse[8 * r] = log_sum_exp(softmax.reference[r], row_sum[r]);
+                    p.t.lse_ptr[p.index_of(tile, tile.m_begin + row + 8 * r)] =
+                        log_sum_exp(softmax.reference[r], row_sum[r]);
                 }
             }
             // A hidden key has weight 0, but 0 * NaN = NaN: where the tile loaded keys that a row
@@ -930,9 +998,6 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
             };
             bool redo[2] = {};
             const int warp_row = tile.m_begin + group_row + thread / 32 * 16;
-            [[maybe_unused]] Element* const o_ptr =
-                static_cast<Element*>(p.t.o_ptr) + tile.bidb * p.t.o_batch_stride +
-                tile.bidh * p.t.o_head_stride + warp_row * p.t.o_row_stride;
             if constexpr (kStartsAhead) finish_pv(Int<1>{});
             // O / row_sum, the word of columns 8 * i + 2 * (lane % 4).
             const auto word_of = [&](int r, int i) {
@@ -940,7 +1005,26 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 return pack<Element>(acc_o(at) * inverse[r], acc_o(at + 1) * inverse[r]);
             };
             constexpr int kGroupsOf8 = Traits::kHeadDimV / 8;
-            if constexpr (kStagesO > 0) {
+            if (is_part) {
+                CUTE_UNROLL
+                for (int r = 0; r < 2; ++r) {
+                    if (!is_inside(r)) continue;
+                    const int64_t part = p.part_of(tile, tile.m_begin + row + 8 * r);
+                    if (lane % 4 == 0) {
+                        p.part_lse[part] = softmax.reference[r] + log2f(row_sum[r]);
+                    }
+                    float* const o_ptr = p.part_o + part * p.part_stride + 2 * (lane % 4);
+                    uint32_t words[kGroupsOf8][1];  // to see whether they are finite
+                    CUTE_UNROLL
+                    for (int i = 0; i < kGroupsOf8; ++i) {
+                        const int at = 4 * i + 2 * r;
+                        const float2 pair = {acc_o(at) * inverse[r], acc_o(at + 1) * inverse[r]};
+                        words[i][0] = pack<Element>(pair.x, pair.y);
+                        if (8 * i < p.head_dim_v) *reinterpret_cast<float2*>(o_ptr + 8 * i) = pair;
+                    }
+                    redo[r] = must_redo(r, words);
+                }
+            } else if constexpr (kStagesO > 0) {
                 // kBox columns at a time: four 8 x 8 matrices with one instruction, and out by TMA
                 // in its own time. The 16-byte pieces of a row are permuted as it expects them.
                 constexpr int kPieces = kBox / 8;
@@ -969,8 +1053,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                     tma_store_fence();
                     __syncwarp();
                     if (lane == 0) {
-                        SM90_TMA_STORE_4D::copy(&p.o_map, staged, 8 * box, warp_row, tile.bidh,
-                                                tile.bidb);
+                        SM90_TMA_STORE_5D::copy(&p.o_map, staged, 8 * box, 0, p.query_of(warp_row),
+                                                tile.bidh >> p.log2_pack, tile.bidb);
                         tma_store_arrive();
                     }
                 }
@@ -983,6 +1067,11 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                     CUTE_UNROLL
                     for (int i = 0; i < kGroupsOf8; ++i) words[i / 4][i % 4] = word_of(r, i);
                     redo[r] = must_redo(r, words);
+                    const int o_row = warp_row + lane / 4 + 8 * r;
+                    Element* const o_ptr = static_cast<Element*>(p.t.o_ptr) +
+                                           tile.bidb * p.t.o_batch_stride +
+                                           p.head_of(tile, o_row) * p.t.o_head_stride +
+                                           p.query_of(o_row) * p.t.o_row_stride;
                     CUTE_UNROLL
                     for (int i = 0; i < kGroupsOf8 / 4; ++i) {
                         transpose_quad(words[i]);
@@ -990,8 +1079,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                         const int column = 8 * (4 * i + lane % 4);
                         // One instruction, by name: of an assignment the compiler makes four.
                         cutlass::arch::global_store<uint4, 16>(
-                            make_uint4(w[0], w[1], w[2], w[3]),
-                            o_ptr + (lane / 4 + 8 * r) * p.t.o_row_stride + column,
+                            make_uint4(w[0], w[1], w[2], w[3]), o_ptr + column,
                             is_inside(r) && column < p.head_dim_v);
                     }
                 }
@@ -1010,9 +1098,14 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                     if constexpr (kStagesO > 0)
                         asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
                     __syncwarp();
-                    redo_row<Traits>(p, tile, tile.m_begin + row - lane / 4 + quad + 8 * r,
-                                     of_row(key_begin(0), key_begin(1)),
-                                     of_row(key_end(0), key_end(1)));
+                    int begin = of_row(key_begin(0), key_begin(1));
+                    int end = of_row(key_end(0), key_end(1));
+                    if constexpr (kSplits) {
+                        begin = max(begin, loaded_begin);
+                        end = min(end, loaded_end);
+                    }
+                    redo_row<Traits>(p, tile, tile.m_begin + row - lane / 4 + quad + 8 * r, begin,
+                                     end);
                 }
             }
         }

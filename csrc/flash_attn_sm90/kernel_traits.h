@@ -11,16 +11,18 @@
 
 namespace fa101::sm90 {
 
-// Which queries: the first row, and (batch, head).
+// Which rows: of which (batch, pack of heads), from which on.
 struct TileInfo {
     int m_begin;  // negative: there are no more tiles
-    int bidh, bidb;
+    int bidh;     // the pack's first head
+    int bidb;
+    int split = 0;  // which part of the keys
 };
 
 // kConfig is a function of the head_dims that gives the Config: C++17 has no class values as
 // arguments.
 template <class Element_, int kHeadDim_, int kHeadDimV_, Config (*kConfig)(int, int),
-          bool kHasExtras_ = false>
+          bool kHasExtras_ = false, bool kSplits_ = false>
 struct KernelTraits {
     using Element = Element_;
     static constexpr int kHeadDim = kHeadDim_;
@@ -31,6 +33,7 @@ struct KernelTraits {
     static constexpr int kBlocksPerSm = kTile.blocks_per_sm;
     static constexpr int kStages = kTile.stages;
     static constexpr bool kHasExtras = kHasExtras_;
+    static constexpr bool kSplits = kSplits_;  // parts of the keys, of caches whose lengths vary
     static constexpr bool kGuesses = !kHasExtras || kHeadDim < 256;  // there registers are short
     static constexpr int kGroupM = 64;                               // the rows of one wgmma
     static constexpr int kBlockM = kGroupM * kGroups;
@@ -56,13 +59,14 @@ struct KernelTraits {
     static_assert(kBlockN % 16 == 0 && kBlockN <= 256);
     static_assert(kGroups == 2 || (kGroups == 3 && kBlocksPerSm == 1));
 
-    // Boxes of O that a warp has on their way; none at 192, where shared memory is full.
-    static constexpr int kStagesO = kHeadDim == 192 ? 0 : 2;
+    // Boxes of O that a warp has on their way; none at 192, where shared memory is full, and of
+    // parts, which are float32.
+    static constexpr int kStagesO = kHeadDim == 192 || kSplits ? 0 : 2;
 
     // Whether a tile's first product runs under the epilogue of the tile before. That takes room
     // for Q twice and for S beside O and what O's rows need.
     static constexpr bool kStartsAhead =
-        kGroups == 2 && kBlocksPerSm == 1 && kHeadDim <= 128 && !kHasExtras;
+        kGroups == 2 && kBlocksPerSm == 1 && kHeadDim <= 128 && !kHasExtras && !kSplits;
     static constexpr int kStagesQ = kStartsAhead ? 2 : 1;
 
     using AtomK = std::conditional_t<kBox == 64, cute::SM90::GMMA::Layout_K_SW128_Atom<Element>,
@@ -88,7 +92,7 @@ struct KernelTraits {
             cute::Shape<cute::Int<kGroupM>, cute::Int<kBlockN>, cute::Int<kHeadDim>>>()));
     // Of the first half of a block, where that is compiled; with extras S would go to memory.
     static constexpr int kHalfN =
-        kHeadDim == 64 && kBlockN == 128 && !kStartsAhead && !kHasExtras ? 64 : kBlockN;
+        kHeadDim == 64 && kBlockN == 128 && !kStartsAhead && !kHasExtras && !kSplits ? 64 : kBlockN;
     using TiledMmaHalfQK = decltype(cute::make_tiled_mma(
         cute::SM90::GMMA::ss_op_selector<
             Element, Element, float,
@@ -117,6 +121,7 @@ struct KernelTraits {
         // Volatile, as the compiler would move plain accesses past a barrier.
         volatile int tile_m_begin, tile_bidh, tile_bidb, tile_head_kv;
         volatile int tile_first_key_begin, tile_first_key_end, tile_num_blocks;
+        volatile int tile_num_keys, tile_first_block, tile_split;  // where keys are split
         // Where each warp turns its 16 rows of O from how wgmma spreads them into whole lines.
         alignas(1024) Element o[4 * kGroups][kStagesO][16 * kBox];
     };

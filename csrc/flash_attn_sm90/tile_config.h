@@ -7,6 +7,7 @@
 
 #include "common/mask.h"
 
+#include <algorithm>
 #include <cstdint>
 
 namespace fa101::sm90 {
@@ -68,15 +69,44 @@ inline bool has_extras(const Problem& p) {
     return p.has_left_bound() || p.softcap > 0 || p.seqlen_k == 0;
 }
 
-inline Config config_for(const Problem& p, int num_sms, HeadDims tile) {
+// Packed heads: neighbours that share a key/value head, and whose queries are rows of one tile,
+// query by query: row r is query r / heads of head r % heads. A power of two, up to the 16 rows
+// that a warp writes with one box. The packed problem is for counting tiles: its mask still counts
+// queries.
+inline Problem pack_heads(Problem p, int heads) {
+    p.num_heads /= heads;
+    p.seqlen_q *= heads;
+    return p;
+}
+
+inline int64_t num_tiles(const Problem& p, int block_m) {
+    return p.batch * p.num_heads * ceil_div<int64_t>(p.seqlen_q, block_m);
+}
+
+// As many as there may be, if that saves a tenth of the tiles: few queries do not fill one. Or
+// steps: a causal tile of few queries ends closer to the diagonal, which pays where steps are short
+// and rows not much longer.
+inline int packed_heads_for(const Problem& p, HeadDims tile) {
+    constexpr int kMost = 16, kBlockM = 128;
+    int heads = 1;
+    while (heads < kMost && p.group_size() % (2 * heads) == 0) heads *= 2;
+    const int64_t tiles = num_tiles(p, kBlockM);
+    const bool saves_tiles = 10 * num_tiles(pack_heads(p, heads), kBlockM) <= 9 * tiles;
+    const bool saves_steps =
+        tile.qk == 64 && p.has_right_bound() && std::max(p.seqlen_q, p.seqlen_k) <= 4096;
+    return saves_tiles || saves_steps ? heads : 1;
+}
+
+inline Config config_for(const Problem& p, int num_sms, HeadDims tile, int packed_heads) {
     const int head_dim = tile.qk;
     const Config two = two_groups(tile.qk, tile.v);
     if (has_extras(p)) return two;
+    const Problem packed = pack_heads(p, packed_heads);
     // Rows that tiles of so many groups compute, the empty ones of the last tile among them.
-    const auto rows = [&p](int64_t groups) {
-        return groups * 64 * ceil_div<int64_t>(p.seqlen_q, groups * 64);
+    const auto rows = [&packed](int64_t groups) {
+        return groups * 64 * ceil_div<int64_t>(packed.seqlen_q, groups * 64);
     };
-    const int64_t tiles = p.batch * p.num_heads * rows(2) / 128;
+    const int64_t tiles = num_tiles(packed, 128);
     if (head_dim == kTwinsHeadDim && p.seqlen_k <= 1024 && tiles > num_sms) return kTwins;
     // Each SM has one tile at most: the shorter ends earlier.
     if (tiles <= num_sms) return two;
@@ -93,7 +123,7 @@ inline Config config_for(const Problem& p, int num_sms, HeadDims tile) {
 // run at once on an H200.
 constexpr int kTileCounterBytes = 16;
 inline bool has_counter(const Tile& tile, const Problem& p) {
-    const int64_t tiles = p.batch * p.num_heads * ceil_div<int64_t>(p.seqlen_q, tile.block_m);
+    const int64_t tiles = num_tiles(pack_heads(p, tile.packed_heads), tile.block_m);
     const bool are_twins = tile.head_dim == kTwinsHeadDim && tile.block_n == kTwins.block_n;
     return tiles > (are_twins ? 256 : 128);
 }

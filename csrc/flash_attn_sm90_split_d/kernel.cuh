@@ -119,9 +119,8 @@ __device__ __forceinline__ void redo_row(const KernelParams& p, const sm90::Tile
         for (int d = lane; d < p.head_dim; d += 32) {
             dot = fmaf(static_cast<float>(q[d]), static_cast<float>(k[d]), dot);
         }
-        CUTE_UNROLL
-        for (int bit = 16; bit >= 1; bit /= 2) dot += __shfl_xor_sync(~0u, dot, bit);
-        const float weight = exp2_approx(fmaf(p.logit_factor * dot, p.softmax_scale_log2, offset));
+        const float logit = p.logit_factor * warp_sum(dot);
+        const float weight = exp2_approx(fmaf(logit, p.softmax_scale_log2, offset));
         CUTE_UNROLL
         for (int i = 0; i < Traits::kColumns / 32; ++i) {
             if (column + 32 * i < p.head_dim_v) {
@@ -240,10 +239,10 @@ __global__ void __cluster_dims__(Traits::kCluster, 1, 1) __launch_bounds__(Trait
                 if (group == 0) {
                     storage.q_full.arrive_and_expect_tx(p.num_slices * Traits::kSlotBytes);
                     for (int d = 0; d < p.num_slices; ++d) {
-                        SM90_TMA_LOAD_4D::copy(&p.q_map,
+                        SM90_TMA_LOAD_5D::copy(&p.q_map,
                                                reinterpret_cast<uint64_t*>(&storage.q_full),
                                                kReadOnce, storage.q + d * kBlockM * kBox, d * kBox,
-                                               m_begin, coord.bidh, coord.bidb);
+                                               0, m_begin, coord.bidh, coord.bidb);
                     }
                 }
                 load_k(n_block_end - 1);
@@ -429,8 +428,7 @@ __global__ void __cluster_dims__(Traits::kCluster, 1, 1) __launch_bounds__(Trait
         const int column_begin = first_column(group);
         auto* o_ptr = static_cast<Element*>(p.t.o_ptr) + coord.bidb * p.t.o_batch_stride +
                       coord.bidh * p.t.o_head_stride;
-        const int64_t first_row =
-            (coord.bidb * int64_t{p.num_heads.divisor} + coord.bidh) * p.seqlen_q;
+        const int64_t first_row = (coord.bidb * int64_t{p.num_heads} + coord.bidh) * p.seqlen_q;
         CUTE_UNROLL
         for (int r = 0; r < 2; ++r) {
             softmax.row_sum[r] = quad_sum(softmax.row_sum[r]);

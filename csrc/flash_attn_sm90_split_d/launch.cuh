@@ -18,11 +18,13 @@ struct Sizes {
 
 template <class Traits>
 KernelParams make_kernel_params(const Problem& problem, const Tensors& t) {
-    KernelParams p{sm90::make_kernel_params<Sizes<Traits>>(problem, t, /*counter=*/nullptr), 0};
+    KernelParams p{sm90::make_kernel_params<Sizes<Traits>>(problem, t, /*counter=*/nullptr,
+                                                           /*packed_heads=*/1),
+                   0};
     if (problem.seqlen_k > 0) {
-        p.v_map = sm90::make_tensor_map<typename Traits::Element, Traits::kBox>(
-            "v", t.v_ptr, problem.batch, problem.num_heads_kv, problem.seqlen_k, problem.head_dim_v,
-            t.v_batch_stride, t.v_head_stride, t.v_row_stride, Traits::kStepK);
+        p.v_map = sm90::make_kv_map<typename Traits::Element, Traits::kBox>(
+            "v", problem, t.v_ptr, problem.head_dim_v, t.v_batch_stride, t.v_head_stride,
+            t.v_row_stride, Traits::kStepK);
     }
     p.num_slices = ceil_div(p.head_dim, Traits::kBox);
     return p;

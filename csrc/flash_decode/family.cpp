@@ -92,8 +92,9 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
 Tile tile(const Problem& p, const DeviceInfo& device) {
     if (p.dtype_q == DType::kFloat32) return decode_tf32::tile(p, device);
     const TileConfig& tile = *find_tile(p);
-    return {tile.block_m, tile.block_n * tile.num_teams(), tile.head_dim, tile.num_warps,
-            tile.stages};
+    return {tile.block_m,  tile.block_n * tile.num_teams(),
+            tile.head_dim, tile.num_warps,
+            tile.stages,   static_cast<int>(std::max<int64_t>(p.group_size(), 1))};
 }
 
 // Two blocks a multiprocessor.

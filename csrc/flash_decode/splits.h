@@ -40,10 +40,12 @@ struct Slots {
 
 // The number of splits with which a typical tile of rows is done first, by a model of a GPU that
 // memory keeps waiting. A multiprocessor reads as fast for one block as for all it can hold, but
-// for a percent; the start of a block takes 1.5 us, in which an H200's would read some 64 keys of
-// head_dim 128, a merge twice that, and a part of O as many as there are bytes in it.
+// for a percent, or, with so many rows that they keep it waiting too, half as much again; the start
+// of a block takes 1.5 us, in which an H200's would read some 64 keys of head_dim 128, a merge
+// twice that, and a part of O as many as there are bytes in it.
 inline int splits_per_wave(const Problem& p, int64_t blocks_per_split, const Slots& slots) {
-    constexpr double kStart = 64, kMerge = 120, kAlone = 1.01;
+    constexpr double kStart = 64, kMerge = 120;
+    const double alone = has_few_rows(p) ? 1.01 : 1.5;
     const int64_t typical = typical_seqlen_k(p);
     const int64_t most =
         std::max(slots.per_sm * slots.num_sms / std::max<int64_t>(blocks_per_split, 1),
@@ -57,7 +59,7 @@ inline int splits_per_wave(const Problem& p, int64_t blocks_per_split, const Slo
         const double keys = static_cast<double>(load) *
                             (static_cast<double>(typical) / static_cast<double>(splits) +
                              (splits > 1 ? part : 0.0));
-        const double cost = keys * (load < slots.per_sm ? kAlone : 1.0) +
+        const double cost = keys * (load < slots.per_sm ? alone : 1.0) +
                             kStart * static_cast<double>(ceil_div(load, slots.per_sm)) +
                             (splits > 1 ? kMerge : 0.0);
         if (cost < least) best = splits, least = cost;

@@ -51,8 +51,9 @@ std::string supports(const Problem& p, const DeviceInfo& device) {
 
 Tile tile(const Problem& p, const DeviceInfo& device) {
     const TileConfig& tile = *find_tile(p, device);
-    return {tile.block_m, tile.block_n * tile.num_teams(), tile.head_dim, tile.num_warps,
-            tile.slots};
+    return {tile.block_m,  tile.block_n * tile.num_teams(),
+            tile.head_dim, tile.num_warps,
+            tile.slots,    static_cast<int>(std::max<int64_t>(p.group_size(), 1))};
 }
 
 Splits splits(const Problem& p, const DeviceInfo& device) {

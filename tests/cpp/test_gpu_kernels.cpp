@@ -1316,14 +1316,20 @@ namespace {
 struct EdgeTile {
     Variant kernel;
     int64_t head_dim, head_dim_v, block_m, block_n;
+    int packed_heads = 1, num_splits = 0;
 
     // With this tile, whichever the planner would take.
     Plan plan(const Problem& p) const {
-        Plan chosen = kernel.plan(p);
+        Problem split = p;
+        split.num_splits = num_splits;
+        Plan chosen = kernel.plan(split);
+        if (kernel.strategy == Strategy::kSplitKV) chosen.tile.packed_heads = packed_heads;
         if (kernel.strategy == Strategy::kSplitQ) {
             chosen.tile.block_m = static_cast<int>(block_m);
             chosen.tile.block_n = static_cast<int>(block_n);
-            chosen.workspace_bytes = sm90::has_counter(chosen.tile, p) ? sizeof(int) : 0;
+            chosen.tile.packed_heads = packed_heads;
+            chosen.workspace_bytes =
+                sm90::has_counter(chosen.tile, p) ? sm90::kTileCounterBytes : 0;
         }
         return chosen;
     }
@@ -1338,8 +1344,26 @@ std::vector<EdgeTile> edge_tiles() {
             const std::pair<int64_t, int64_t> blocks(config.block_m(), config.block_n);
             if (std::find(seen.begin(), seen.end(), blocks) != seen.end()) continue;
             seen.push_back(blocks);
-            tiles.push_back(
-                {{"sm90", Strategy::kSplitQ}, dims.qk, dims.v, blocks.first, blocks.second});
+            for (int packed_heads : {1, 4, 16}) {
+                tiles.push_back({{"sm90", Strategy::kSplitQ},
+                                 dims.qk,
+                                 dims.v,
+                                 blocks.first,
+                                 blocks.second,
+                                 packed_heads});
+            }
+        }
+    }
+    for (const sm90::HeadDims& dims : sm90::kHeadDims) {
+        const sm90::Config config = sm90::two_groups(dims.qk, dims.v);
+        for (auto [packed_heads, num_splits] : {std::pair{1, 3}, {4, 1}, {16, 5}}) {
+            tiles.push_back({{"sm90", Strategy::kSplitKV},
+                             dims.qk,
+                             dims.v,
+                             config.block_m(),
+                             config.block_n,
+                             packed_heads,
+                             num_splits});
         }
     }
     for (int64_t head_dim : sm90_split_d::kHeadDims) {
@@ -1367,7 +1391,8 @@ void check_repeats(const EdgeTile& tile, DType dtype, const Sizes& sizes, const 
     const Plan chosen = tile.plan(p);
     if (chosen.tile.head_dim != tile.head_dim) return arena.release(mark);  // it is not built
     const std::string what = tile.kernel.name() + " in tiles of " + std::to_string(tile.block_m) +
-                             " x " + std::to_string(tile.block_n) + " " + describe(p, options);
+                             " x " + std::to_string(tile.block_n) + ", packed " +
+                             std::to_string(tile.packed_heads) + ", " + describe(p, options);
     watchdog.begin(what);
 
     void* const workspace = arena.take(static_cast<size_t>(chosen.workspace_bytes));
@@ -1426,14 +1451,35 @@ TEST_CASE("Hopper's tiles where logits leap") {
             for (double leap : {3, 60, 0}) {
                 for (const Options& options : {kNoMask, kTopLeft, kBottomRight}) {
                     const Sizes sizes = {2,
-                                         2,
+                                         2 * tile.packed_heads,
                                          1,
-                                         2 * tile.block_m - 21,
+                                         (2 * tile.block_m - 21) / tile.packed_heads,
                                          5 * tile.block_n + 30,
                                          tile.head_dim,
                                          tile.head_dim_v};
                     check_repeats(tile, dtype, sizes, options, 2, leap);
                 }
+            }
+        }
+    }
+}
+
+TEST_CASE("Hopper's tiles with a window or softcap, heads packed or not") {
+    Options window = kBottomRight, capped = kTopLeft, both = kNoMask;
+    window.window_left = 37;
+    capped.softcap = 5;
+    both.window_left = 70, both.window_right = 9, both.softcap = 20;
+    for (const EdgeTile& tile : edge_tiles()) {
+        const sm90::Config two =
+            sm90::two_groups(static_cast<int>(tile.head_dim), static_cast<int>(tile.head_dim_v));
+        if (tile.block_m != two.block_m() || tile.block_n != two.block_n) continue;
+        for (const Options& options : {window, capped, both}) {
+            for (int64_t more : {0, 1, 50}) {
+                const int64_t seqlen_q = tile.block_m / tile.packed_heads + more;
+                check_repeats(tile, more == 0 ? DType::kFloat16 : DType::kBFloat16,
+                              {2, 2 * tile.packed_heads, 2, seqlen_q, 3 * tile.block_n + more,
+                               tile.head_dim, tile.head_dim_v},
+                              options, 2);
             }
         }
     }
@@ -1457,17 +1503,19 @@ TEST_CASE("Hopper's kernels at the edges of their tiles: the same bits 10,000 ti
         const bool is_sm90 = tile.kernel.strategy == Strategy::kSplitQ;
         const int each = repeats / static_cast<int>(num_sm90 * kShapes) + 1;
         for (int i = 0; i < kShapes; ++i) {
-            const int64_t seqlen_q = draw(1, 3) * tile.block_m + i / 3 - 1;
+            const int64_t seqlen_q = draw(1, 3) * tile.block_m / tile.packed_heads + i / 3 - 1;
             const int64_t seqlen_k = draw(1, 5) * tile.block_n + i % 3 - 1;
-            int64_t heads = draw(1, 4);
+            int64_t packs = draw(1, 4);
             if (static_cast<size_t>(i) == t % kShapes) {  // several tiles a block, of two an SM
-                const int64_t tiles_of_head = (seqlen_q + tile.block_m - 1) / tile.block_m;
-                heads = 5 * gpu().num_sms / 2 / tiles_of_head + 1;
+                const int64_t rows = seqlen_q * tile.packed_heads;
+                const int64_t tiles_of_pack = (rows + tile.block_m - 1) / tile.block_m;
+                packs = 5 * gpu().num_sms / 2 / tiles_of_pack + 1;
             }
             const DType dtype = draw(0, 1) == 0 ? DType::kFloat16 : DType::kBFloat16;
             const Options* const masks[] = {&kNoMask, &kTopLeft, &kBottomRight};
             check_repeats(tile, dtype,
-                          {1, heads, 1, seqlen_q, seqlen_k, tile.head_dim, tile.head_dim_v},
+                          {1, packs * tile.packed_heads, 1, seqlen_q, seqlen_k, tile.head_dim,
+                           tile.head_dim_v},
                           *masks[draw(0, 2)], is_sm90 ? each : each / 4 + 1);
         }
     }

@@ -145,14 +145,66 @@ TEST_CASE("keys are split where there are enough of them") {
         return plan(p, kH200).strategy;
     };
     CHECK(strategy(1, 128) == Strategy::kSplitKV);
-    CHECK(strategy(8, 1024) == Strategy::kSplitQ);  // sm90 is done before the parts are merged
+    CHECK(strategy(8, 512) == Strategy::kSplitQ);
     CHECK(strategy(8, 16384) == Strategy::kSplitKV);
-    CHECK(strategy(64, 1024) == Strategy::kSplitQ);
     CHECK(strategy(64, 16384) == Strategy::kSplitKV);
+    CHECK(strategy(256, 16384) == Strategy::kSplitKV);
+    CHECK(strategy(512, 16384) == Strategy::kSplitQ);  // 128 tiles
+    p.tma = false;                                     // fa2_cute's splits beside its own tiles
+    CHECK(strategy(8, 16384) == Strategy::kSplitKV);
     CHECK(strategy(256, 16384) == Strategy::kSplitQ);
-    p.batch = 16, p.has_seqlens_k = true;  // 128 tiles of a group each: a block an SM, unsplit
-    CHECK(strategy(8, 8192) == Strategy::kSplitKV);
-    CHECK(plan(p, kH200).num_splits == 1);
+}
+
+TEST_CASE("sm90 splits keys where multiprocessors idle and parts pay; lengths do not count") {
+    Problem p = problem(DeviceType::kCuda, DType::kBFloat16, 128, 8192);
+    p.batch = 1, p.num_heads = 32, p.num_heads_kv = 8, p.seqlen_q = 32;  // 8 tiles
+    const auto picks = [&p](const char* kernel, int splits) {
+        const Plan chosen = plan(p, kH200);
+        return chosen.strategy == Strategy::kSplitKV && chosen.kernel == std::string(kernel) &&
+               (splits == 0 || chosen.num_splits == splits);
+    };
+    CHECK(picks("sm90", 10));
+    CHECK(plan(p, kH200).workspace_bytes == 4 * 32 * 32 * 10 * (1 + 128));
+    p.seqlen_k = 2048;
+    CHECK(picks("sm90", 8));
+    p.seqlen_q = 256, p.seqlen_k = 1024;  // 64 tiles: 256 rows a tile to be merged, for 512 keys
+    CHECK(std::string(plan(p, kH200).kernel) == "sm90");
+    CHECK(plan(p, kH200).strategy == Strategy::kSplitQ);
+    p.seqlen_k = 2048;
+    p.seqlen_q = 4;  // 16 rows are for a smaller tile
+    CHECK(picks("fa2_cute", 0));
+    CHECK(std::string(plan(p, kH200, "sm90", "split_kv").kernel) == "sm90");
+    p.seqlen_q = 128, p.seqlen_k = 65536;
+    CHECK(picks("sm90", 4));  // 32 tiles
+    p.num_splits = 7;
+    CHECK(picks("sm90", 7));
+    p.num_splits = 1000000;
+    CHECK(picks("sm90", 512));  // steps
+    p.num_splits = 0;
+
+    p.has_seqlens_k = p.diagonal_follows_seqlens_k = true;
+    for (int64_t capacity : {128, 8192, 1 << 20}) {
+        p.seqlen_k = capacity;
+        CHECK(picks("sm90", 4));
+    }
+    p.batch = 64;  // nothing to split, but sm90 reads the lengths
+    CHECK(picks("sm90", 1));
+    CHECK(plan(p, kH200).workspace_bytes == 0);
+    p.page_size = 16;
+    CHECK(picks("fa2_cute", 0));
+    CHECK(contains(plan(p, kH200).reason, "sm90 by split_kv: it reads no pages"));
+    p.page_size = 0, p.softcap = 30;
+    CHECK(picks("fa2_cute", 0) == (plan(p, kH200).strategy == Strategy::kSplitKV));
+    CHECK(std::string(plan(p, kH200).kernel) == "fa2_cute");
+    p.softcap = 0, p.seqlen_k = 0;
+    CHECK(picks("sm90", 1));
+
+    // Heads are packed by powers of two: 4 of a group of 20.
+    Problem odd = problem(DeviceType::kCuda, DType::kBFloat16, 128, 8192);
+    odd.batch = 8, odd.num_heads = 40, odd.num_heads_kv = 2, odd.seqlen_q = 1;
+    CHECK(std::string(plan(odd, kH200).kernel) == "fa2_cute");
+    odd.seqlen_q = 32;
+    CHECK(std::string(plan(odd, kH200).kernel) == "sm90");
 }
 
 TEST_CASE("what no kernel answers is Unsupported, with each kernel's reason") {
@@ -217,6 +269,49 @@ TEST_CASE("sm90's tile follows the problem; its counter, where needed, is in the
     CHECK(workspace(17, 256, true) == 16);
     CHECK(workspace(1, 256, true) == 0);
     CHECK(workspace(100, 256, false) == 16);
+}
+
+TEST_CASE("sm90 packs heads where few queries do not fill a tile, or to hide fewer keys") {
+    Problem p = problem(DeviceType::kCuda, DType::kBFloat16, 128, 8192);
+    p.batch = 8, p.num_heads = 32, p.num_heads_kv = 8, p.seqlen_q = 32;
+    const auto packed_heads = [&p] { return plan(p, kH200, "sm90").tile.packed_heads; };
+    CHECK(packed_heads() == 4);
+    CHECK(contains(explain(plan(p, kH200, "sm90"), p, kH200), "128 rows (queries of 4 heads) x"));
+    CHECK(plan(p, kH200, "sm90", "split_q").workspace_bytes == 0);  // 64 tiles, not 256
+    p.mask_left = p.mask_right - 100;
+    CHECK(packed_heads() == 4);
+    p.mask_left = -Problem::kUnbounded;
+    for (const auto [heads_kv, expected] :
+         {std::pair{1, 16}, {2, 16}, {4, 8}, {16, 2}, {32, 1}}) {  // groups of 32, 16, 8, 2, 1
+        p.num_heads_kv = heads_kv;
+        CHECK(packed_heads() == expected);
+    }
+    p.num_heads = 36, p.num_heads_kv = 3;  // a group of 12, then of 9
+    CHECK(packed_heads() == 4);
+    p.num_heads_kv = 4;
+    CHECK(packed_heads() == 1);
+    p.num_heads = 32, p.num_heads_kv = 8, p.seqlen_q = 256;  // two whole tiles a head
+    CHECK(packed_heads() == 1);
+    CHECK(contains(explain(plan(p, kH200, "sm90"), p, kH200), "128 queries x"));
+
+    Problem prompt = problem(DeviceType::kCuda, DType::kBFloat16, 64, 2048);
+    prompt.num_heads = 32;
+    prompt.mask_right = 0;
+    const auto packs = [](const Problem& p) {
+        return plan(p, kH200, "sm90").tile.packed_heads > 1;
+    };
+    CHECK(packs(prompt));
+    prompt.mask_right = Problem::kUnbounded;
+    CHECK(!packs(prompt));
+    for (int64_t head_dim : {96, 128, 256}) {
+        Problem wide = problem(DeviceType::kCuda, DType::kBFloat16, head_dim, 2048);
+        wide.num_heads = 32, wide.mask_right = 0;
+        CHECK(!packs(wide));
+    }
+    // Rows of packs are counted in 32 bits.
+    Problem vast = problem(DeviceType::kCuda, DType::kBFloat16, 64, 2048);
+    vast.num_heads = 32, vast.mask_right = 0, vast.seqlen_q = int64_t{1} << 30;
+    CHECK(!packs(vast));
 }
 
 TEST_CASE("sections of heads: small where causal rows are short, as L2 holds where they are long") {
@@ -290,7 +385,7 @@ TEST_CASE("auto splits the keys where queries are few, head_dim where it is over
     CHECK(decode.strategy == Strategy::kSplitKV);
     CHECK(decode.num_splits > 1);
     CHECK(contains(decode.reason, "too few query tiles"));
-    CHECK(plan(p, kH200, "sm90").strategy == Strategy::kSplitQ);
+    CHECK(plan(p, kH200, "sm90", "split_q").strategy == Strategy::kSplitQ);
     p.num_heads = 64;  // a whole group shares a tile
     p.seqlen_q = 8;
     CHECK(plan(p, kH200).strategy == Strategy::kSplitKV);
@@ -449,7 +544,7 @@ TEST_CASE("a number of splits is for kernels that split") {
     p.num_splits = 4;
     CHECK(plan(p, kH200).strategy == Strategy::kSplitKV);
     CHECK(plan(p, kH200).num_splits == 4);
-    CHECK(supports("sm90", p, kH200) == "it does not split the keys (num_splits is 4)");
+    CHECK(supports("fa2", p, kH200) == "it does not split the keys (num_splits is 4)");
     p.device = DeviceType::kCpu;
     CHECK_THROWS_AS(plan(p, laptop()), Unsupported);
 }

@@ -268,6 +268,7 @@ def test_plan_and_explain(capsys):
     assert plan.num_splits == 1
     assert plan.workspace_bytes >= 0
     assert plan.block_m > 0
+    assert plan.packed_heads == 1
     assert plan.block_n > 0
     explained = fa101.explain(q, k, v, causal=True)
     text = capsys.readouterr().out

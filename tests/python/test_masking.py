@@ -92,3 +92,43 @@ def test_rows_past_the_end_are_not_read(kernel):
         parts = [x[:, :, :n] for x, n in zip(tails, (seqlen_q, seqlen_k, seqlen_k), strict=True)]
         for got, want in zip(attend(*parts, kernel=kernel), expected, strict=True):
             assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf", "values"])
+@pytest.mark.parametrize("align", ["top_left", "bottom_right"])
+@pytest.mark.parametrize(
+    ("kernel", "head_dim", "head_dim_v"),
+    [
+        ("cpu_fa2", 64, 64),
+        *(
+            pytest.param("sm90", *head_dims, marks=pytest.mark.gpu)
+            for head_dims in [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)]
+        ),
+    ],
+)
+def test_blocks_hidden_from_a_part_of_a_tile(kernel, head_dim, head_dim_v, align, bad):
+    """FA-017, FA-050: keys that the upper half of a tile, or none of it, sees may hold anything;
+    rows without keys are 0. In few tiles and in many, which are of other kernels."""
+    shapes = [  # heads, seqlen_q, seqlen_k, the first bad key
+        (1, 128, 192, 128),  # bottom right: of two blocks the first half of the rows sees one
+        (2, 200, 100, 60),  # bottom right: a hundred rows without keys
+        (2, 256, 130, 129),
+        (1, 130, 400, 300),
+        (150, 100, 64, 40),  # more tiles than multiprocessors
+    ]
+    if head_dim <= 96:
+        shapes.append((13, 1300, 1100, 1050))  # tiles of 192 rows
+    for i, (heads, seqlen_q, seqlen_k, first_bad) in enumerate(shapes):
+        dtype = (torch.float16, torch.bfloat16)[i % 2]
+        q, k, v = qkv(1, heads, seqlen_q, seqlen_k, head_dim, head_dim_v=head_dim_v, dtype=dtype,
+                      kernel=kernel)  # fmt: skip
+        if bad == "values":
+            v[:, 0, first_bad:, 5] = math.nan
+        else:
+            k[:, 0, first_bad:] = v[:, 0, first_bad:] = float(bad)
+        out, lse = attend(q, k, v, causal=True, align=align, kernel=kernel)
+        some = (x[:, ::10] for x in (out, q, k, v))
+        assert_attention(*some, lse=lse[:, ::10], causal=True, align=align)
+        if align == "bottom_right" and seqlen_q > seqlen_k:
+            assert (out[:, :, : seqlen_q - seqlen_k] == 0).all()
+            assert (lse[:, :, : seqlen_q - seqlen_k] == -math.inf).all()

@@ -6,7 +6,7 @@ import torch
 
 import fa101
 from fa101.testing import assert_attention, dtype_name
-from helpers import DEVICES, answers, attend, kernel_params, on, qkv
+from helpers import DEVICES, answers, attend, bits, kernel_params, on, qkv
 
 
 @pytest.mark.parametrize("kernel", kernel_params())
@@ -174,3 +174,68 @@ def test_default_scale_is_of_the_callers_head_dim(device):
     assert dtype_name(q) == "float32"
     by_name = fa101.flash_attention(q, k, v, softmax_scale=33**-0.5)
     assert torch.equal(fa101.flash_attention(q, k, v), by_name)
+
+
+def room_for(x, how):
+    """(room, view): sevens, and of them as many as x has, in its shape, each row on 16 bytes."""
+    batch, heads, seqlen, head_dim = x.shape
+    shape, view_of = {
+        "packed": ((batch, seqlen, 3, heads, head_dim), lambda r: r[:, :, 1].transpose(1, 2)),
+        "wider rows": ((batch, heads, seqlen, head_dim + 24), lambda r: r[..., 8:-16]),
+        "more rows": ((batch, heads, seqlen + 9, head_dim), lambda r: r[:, :, 3:-6]),
+        "every other row": ((batch, heads, 2 * seqlen, head_dim), lambda r: r[:, :, ::2]),
+        "more heads": ((batch, heads + 2, seqlen, head_dim), lambda r: r[:, 1:-1]),
+    }[how]
+    room = x.new_full(shape, 7.0)
+    return room, view_of(room)
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 72, 104, 136, 200, 256])
+@pytest.mark.parametrize("kernel", kernel_params())
+def test_out_in_a_room(kernel, head_dim, special):
+    """A strided out has the bits of a dense one and its surroundings stay, also where rows are done
+    again: where logits leap, and where keys with NaN are hidden from some rows."""
+    if not answers(kernel, torch.float16, head_dim):
+        pytest.skip(f"{kernel} does not answer this head_dim")
+    sizes = [(2, 2, 133, 300)]
+    if kernel == "sm90" and head_dim <= 72:  # two small tiles a multiprocessor; tiles of 192 rows
+        sizes += [(1, 70, 133, 300), (1, 70, 133, 1100)]
+    for size in sizes:
+        q, k, v = qkv(*size, head_dim, dtype=torch.float16, kernel=kernel)
+        if special:
+            q[:, :, ::5, 0], k[:, :, 3, 0] = 20.0, 5 * q.shape[-1] ** 0.5  # logits of 100
+            v[0, 0, -3:] = torch.nan
+        options = {"causal": True, "align": "bottom_right"}
+        expected, expected_lse = attend(q, k, v, kernel=kernel, **options)
+        some = (x[:, ::10] for x in (expected, q, k, v))
+        assert_attention(*some, lse=expected_lse[:, ::10], **options)
+        for how in ("packed", "wider rows", "more rows", "every other row", "more heads"):
+            room, out = room_for(expected, how)
+            wanted, inside = room_for(expected, how)
+            inside.copy_(expected)
+            _, lse = attend(q, k, v, kernel=kernel, out=out.fill_(torch.nan), **options)
+            assert torch.equal(bits(room), bits(wanted)), how
+            assert torch.equal(lse, expected_lse)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_out_that_tma_cannot_address(device):
+    """Rows on 8 bytes: another kernel answers, and sm90 by name says why not. Rows that overlap:
+    refused by all."""
+    q, k, v = qkv(2, 70, 150, 100, 72, dtype=torch.float16, device=device)
+    room = q.new_full((*q.shape[:3], 76), 7.0)
+    out = room[..., :72]
+    if device == "cuda":
+        assert fa101.plan(q, k, v).kernel == "sm90"
+        assert fa101.plan(q, k, v, out=out).kernel != "sm90"
+        with pytest.raises(ValueError, match="sm90.*out must start at a multiple of 16 bytes"):
+            fa101.flash_attention(q, k, v, out=out, kernel="sm90")
+        assert (room == 7).all()
+    fa101.flash_attention(q, k, v, out=out)
+    assert_attention(out, q, k, v)
+    assert (room[..., 72:] == 7).all()
+
+    strides = (*room.stride()[:2], 64, 1)
+    with pytest.raises(ValueError, match="out has shape .*several elements share one address"):
+        fa101.flash_attention(q, k, v, out=room.as_strided(q.shape, strides))

@@ -23,11 +23,12 @@ constexpr const char* name_of(Strategy strategy) {
 }
 
 struct Tile {
-    int block_m = 0;   // query rows a block owns (the papers' Br)
+    int block_m = 0;   // query rows a block owns (the papers' Br), of all packed heads
     int block_n = 0;   // keys of one step (Bc)
     int head_dim = 0;  // head_dim the tile is compiled for; smaller ones are padded with zeros
     int num_warps = 0;
-    int stages = 1;  // K/V tiles in flight
+    int stages = 1;        // K/V tiles in flight
+    int packed_heads = 1;  // that share a key/value head, and whose queries are rows of one tile
 };
 
 struct Plan {

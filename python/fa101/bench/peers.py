@@ -83,7 +83,7 @@ def fa101_contenders(device_type: str, suite: str) -> dict[str, Contender]:
         return {contender.name: contender for contender in fa101_calls()}
     kernels = [kernel for kernel in fa101.kernels() if kernel["device"] == device_type]
     names = [kernel["name"] for kernel in kernels]
-    if suite == "auto":
+    if suite in ("auto", "chunks"):
         names = ["auto"] + [f"{k['name']}:{s}" for k in kernels for s in k["strategies"]]
     contenders = {name: fa101_kernel(name) for name in names}
     if suite == "decode":
@@ -272,7 +272,7 @@ def flash_attn_3() -> Contender:
 
     def prepare(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Call:
         # Its heuristic (0) picks the splits where there are too few queries to fill the device.
-        splits = 0 if case.is_decode else 1
+        splits = 0 if case.seqlen_q < case.seqlen_k else 1
 
         def call() -> Tensor:
             out = func(q, k, v, causal=case.causal, num_splits=splits)

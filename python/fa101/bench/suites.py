@@ -149,6 +149,19 @@ def _auto() -> Iterator[Case]:
             yield Case(f"d{head_dim} chunk of 64 s4096", 1, 8, 64, 4096, head_dim, dtype, True)
 
 
+def _chunks() -> Iterator[Case]:
+    """Grouped heads: a chunk of every prompt of a batch against its cache, and whole prompts."""
+    grid = [(128, batch, heads) for batch in (1, 8, 32) for heads in (32, 64)]
+    for head_dim, batch, heads in [*grid, (64, 8, 32), (256, 8, 32)]:
+        for seqlen_q in (16, 32, 64, 128, 256):
+            name = f"d{head_dim} b{batch} h{heads}/8 chunk of {seqlen_q} s8192"
+            yield Case(name, batch, heads, seqlen_q, 8192, head_dim, "bfloat16", True, 8)
+    for heads in (32, 64):
+        for seqlen in (128, 512, 2048, 8192):
+            name = f"d128 b{16384 // seqlen} h{heads}/8 prompt of {seqlen}"
+            yield Case(name, 16384 // seqlen, heads, seqlen, seqlen, 128, "bfloat16", True, 8)
+
+
 def _host() -> Iterator[Case]:
     """So small that a GPU is done before the host has enqueued the next call."""
     yield Case("prefill b1 s64", 1, 8, 64, 64, 64, "bfloat16", causal=True)
@@ -174,6 +187,7 @@ SUITES: dict[str, tuple[Case, ...]] = {
     "large-d": tuple(_large_d()),
     "fp32": tuple(_sixteen_k_tokens((64, 128), (1024, 4096), "float32")),
     "auto": tuple(_auto()),
+    "chunks": tuple(_chunks()),
     "host": tuple(_host()),
     "cpu": tuple(_cpu()),
 }
