@@ -197,12 +197,14 @@ struct KernelParams {
     // Sections are of packs whose tiles are mixed, so that their K and V stay in L2.
     int num_m_blocks, num_tiles, num_sections;
     Divider section_tiles, section_heads, last_section_heads;
+    uint64_t kv_hint;      // what L2 is told of K and V
     TileCounter* counter;  // null: tiles are dealt out in turn
     uint64_t nonce;
     // Where keys are split, each tile is so many, and their O and lse are parts (flash_decode's
     // Partials); how many keys there are the problem and seqlens_k tell.
     Problem problem;
     Divider num_splits;
+    int min_blocks_of_part;
     float *part_o, *part_lse;
     int64_t part_stride;
     // Logits are used as s' = logit_factor * (q . k), and softmax_scale_log2 * s' is what exp2
@@ -213,16 +215,22 @@ struct KernelParams {
     bool has_softcap;
 
     // Of a pack's row.
-    __device__ int query_of(int row) const { return row >> log2_pack; }
-    __device__ int head_of(const TileInfo& tile, int row) const {
-        return tile.bidh + (row & ((1 << log2_pack) - 1));
+    template <bool kPacks>
+    __device__ int query_of(int row) const {
+        return kPacks ? row >> log2_pack : row;
     }
+    template <bool kPacks>
+    __device__ int head_of(const TileInfo& tile, int row) const {
+        return tile.bidh + (kPacks ? row & ((1 << log2_pack) - 1) : 0);
+    }
+    template <bool kPacks>
     __device__ int64_t index_of(const TileInfo& tile, int row) const {  // as in lse
-        return (int64_t{tile.bidb} * num_heads + head_of(tile, row)) * seqlen_q + query_of(row);
+        return (int64_t{tile.bidb} * num_heads + head_of<kPacks>(tile, row)) * seqlen_q +
+               query_of<kPacks>(row);
     }
     __device__ bool has_parts() const { return num_splits.divisor > 1; }
     __device__ int64_t part_of(const TileInfo& tile, int row) const {
-        return index_of(tile, row) * int64_t{num_splits.divisor} + tile.split;
+        return index_of<true>(tile, row) * int64_t{num_splits.divisor} + tile.split;
     }
 };
 
@@ -418,8 +426,9 @@ __device__ __forceinline__ void redo_row(const KernelParams& p, const TileInfo& 
                                          int key_begin, int key_end) {
     using Element = typename Traits::Element;
     const Tensors& t = p.t;
+    constexpr bool kPacks = Traits::kPacks;
     const int head_kv = tile.bidh / p.group_size;
-    const int head = p.head_of(tile, row), query = p.query_of(row);
+    const int head = p.head_of<kPacks>(tile, row), query = p.query_of<kPacks>(row);
     const auto* const q = static_cast<const Element*>(t.q_ptr) + tile.bidb * t.q_batch_stride +
                           head * t.q_head_stride + query * t.q_row_stride;
     const auto* const k = static_cast<const Element*>(t.k_ptr) + tile.bidb * t.k_batch_stride +
@@ -484,7 +493,7 @@ __device__ __forceinline__ void redo_row(const KernelParams& p, const TileInfo& 
         if (d < p.head_dim_v) o[d] = static_cast<Element>(acc[i] * inverse);
     }
     if (t.lse_ptr != nullptr && lane == 0) {
-        t.lse_ptr[p.index_of(tile, row)] = log_sum_exp(row_max, row_sum);
+        t.lse_ptr[p.index_of<kPacks>(tile, row)] = log_sum_exp(row_max, row_sum);
     }
 }
 
@@ -503,8 +512,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
     constexpr bool kHasExtras = Traits::kHasExtras;
     constexpr bool kStartsAhead = Traits::kStartsAhead;
     constexpr bool kSplits = Traits::kSplits;
+    constexpr bool kPacks = Traits::kPacks;
     constexpr int kHalfN = Traits::kHalfN;
-    constexpr bool kHasHalf = kHalfN < kBlockN;
+    constexpr bool kHasHalf = Traits::kHasHalf;
 
     extern __shared__ __align__(1024) unsigned char smem[];
     // Through a shuffle, or the compiler would ask for the address anew in every step, and wait.
@@ -543,7 +553,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
     };
     const auto num_blocks_of = [&](const TileMask& mask, int m_begin) {
         const int last_row = min(kBlockM, p.num_rows - m_begin) - 1;
-        const int n = ceil_div(mask.key_end(p.query_of(last_row)), kBlockN) - first_block_of(mask);
+        const int n =
+            ceil_div(mask.key_end(p.query_of<kPacks>(last_row)), kBlockN) - first_block_of(mask);
         return kStartsAhead ? max(n, 1) : n;
     };
 
@@ -597,18 +608,21 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 storage.tile_head_kv = tile.bidh / p.group_size;
                 const Mask all =
                     kSplits && tile.m_begin >= 0 ? mask_of(p.problem, p.t, tile.bidb) : p.mask;
-                const TileMask mask = all.tile(p.query_of(tile.m_begin), kBlockM);
+                const TileMask mask = all.tile(p.query_of<kPacks>(tile.m_begin), kBlockM);
                 storage.tile_first_key_begin = mask.first_key_begin;
                 storage.tile_first_key_end = mask.first_key_end;
                 const int num_blocks = num_blocks_of(mask, tile.m_begin);
                 if constexpr (kSplits) {
-                    const int splits = static_cast<int>(p.num_splits.divisor);
+                    // As many as the tile's own keys are worth, whatever the capacity.
+                    const int blocks = max(num_blocks, 0);
+                    const int splits = clamp_to(blocks / p.min_blocks_of_part, 1,
+                                                static_cast<int>(p.num_splits.divisor));
                     const int split = p.num_splits.remainder(number);
-                    const int begin = max(num_blocks, 0) * split / splits;
+                    const int begin = blocks * min(split, splits) / splits;
                     storage.tile_num_keys = mask.num_keys;
                     storage.tile_split = split;
                     storage.tile_first_block = begin;
-                    storage.tile_num_blocks = max(num_blocks, 0) * (split + 1) / splits - begin;
+                    storage.tile_num_blocks = blocks * min(split + 1, splits) / splits - begin;
                 } else {
                     storage.tile_num_blocks = num_blocks;
                 }
@@ -626,7 +640,6 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
 
         // ---- Producer ----
         constexpr uint64_t kReadOnce = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_FIRST);
-        constexpr uint64_t kReadOften = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);
         struct Place {  // of K and V
             int first_block, head_kv, bidb;
         };
@@ -645,14 +658,14 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         RingPosition<Traits::kStagesQ> q_ring;
         const auto load_k = [&](const Place& at, int n_block) {
             storage.k_empty[k_ring.slot()].wait(k_ring.parity() ^ 1);
-            load(p.k_map, storage.k_full[k_ring.slot()], kReadOften, storage.k[k_ring.slot()],
+            load(p.k_map, storage.k_full[k_ring.slot()], p.kv_hint, storage.k[k_ring.slot()],
                  kBlockN, Traits::kHeadDim, (at.first_block + n_block) * kBlockN, at.head_kv,
                  at.bidb);
             k_ring.advance();
         };
         const auto load_v = [&](const Place& at, int n_block) {
             storage.v_empty[v_ring.slot()].wait(v_ring.parity() ^ 1);
-            load(p.v_map, storage.v_full[v_ring.slot()], kReadOften, storage.v[v_ring.slot()],
+            load(p.v_map, storage.v_full[v_ring.slot()], p.kv_hint, storage.v[v_ring.slot()],
                  kBlockN, Traits::kHeadDimV, (at.first_block + n_block) * kBlockN, at.head_kv,
                  at.bidb);
             v_ring.advance();
@@ -662,7 +675,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
             for (int g = 0; g < kGroups; ++g) {
                 storage.q_empty[g][slot].wait(q_ring.parity() ^ 1);
                 load(p.q_map, storage.q_full[g][slot], kReadOnce, storage.q[g][slot], kGroupM,
-                     Traits::kHeadDim, 0, p.query_of(tile.m_begin + g * kGroupM),
+                     Traits::kHeadDim, 0, p.query_of<kPacks>(tile.m_begin + g * kGroupM),
                      tile.bidh >> p.log2_pack, tile.bidb);
             }
             q_ring.advance();
@@ -791,24 +804,26 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 tma_store_wait<0>();
                 return;
             }
-            // Rows count from the tile's first. Where registers are short not from `group`, or what
-            // follows from it would be kept from tile to tile.
-            constexpr bool kRereads = kHasExtras || kHasHalf;
+            // Rows count from the tile's first. With extras not from `group`, or what follows from
+            // it would be kept from tile to tile, and registers spill.
             const int group_row =
-                (kRereads ? reread_thread_index<Traits::kThreads>() / 128 - 1 : group) * kGroupM;
+                (kHasExtras ? reread_thread_index<Traits::kThreads>() / 128 - 1 : group) * kGroupM;
             const int row = group_row + thread / 32 * 16 + lane / 4;  // and row + 8
             // Worked out where they are needed: registers are short.
-            const auto key_end = [&](int r) { return mask.key_end(p.query_of(row + 8 * r)); };
+            const auto key_end = [&](int r) {
+                return mask.key_end(p.query_of<kPacks>(row + 8 * r));
+            };
             const auto key_begin = [&](int r) {
-                return kHasExtras ? mask.key_begin(p.query_of(row + 8 * r)) : 0;
+                return kHasExtras ? mask.key_begin(p.query_of<kPacks>(row + 8 * r)) : 0;
             };
             // Blocks from first_block on; whole for all rows of the group: [full_begin, full_end).
             const int first_block = work.first_block;
             const int last_query =
-                p.query_of(min(group_row + kGroupM, p.num_rows - tile.m_begin) - 1);
+                p.query_of<kPacks>(min(group_row + kGroupM, p.num_rows - tile.m_begin) - 1);
             const int full_begin =
                 kHasExtras ? ceil_div(mask.key_begin(last_query), kBlockN) - first_block : 0;
-            const int full_end = mask.key_end(p.query_of(group_row)) / kBlockN - first_block;
+            const int full_end =
+                mask.key_end(p.query_of<kPacks>(group_row)) / kBlockN - first_block;
             const int num_blocks = work.num_blocks;
             // The last block of the tile may hold nothing for the group, or a half.
             const int group_end = mask.key_end(last_query) - first_block * kBlockN;
@@ -978,7 +993,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 CUTE_UNROLL
                 for (int r = 0; r < 2; ++r) {
                     if (!is_inside(r)) continue;
-                    p.t.lse_ptr[p.index_of(tile, tile.m_begin + row + 8 * r)] =
+                    p.t.lse_ptr[p.index_of<kPacks>(tile, tile.m_begin + row + 8 * r)] =
                         log_sum_exp(softmax.reference[r], row_sum[r]);
                 }
             }
@@ -1053,7 +1068,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                     tma_store_fence();
                     __syncwarp();
                     if (lane == 0) {
-                        SM90_TMA_STORE_5D::copy(&p.o_map, staged, 8 * box, 0, p.query_of(warp_row),
+                        SM90_TMA_STORE_5D::copy(&p.o_map, staged, 8 * box, 0,
+                                                p.query_of<kPacks>(warp_row),
                                                 tile.bidh >> p.log2_pack, tile.bidb);
                         tma_store_arrive();
                     }
@@ -1070,8 +1086,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                     const int o_row = warp_row + lane / 4 + 8 * r;
                     Element* const o_ptr = static_cast<Element*>(p.t.o_ptr) +
                                            tile.bidb * p.t.o_batch_stride +
-                                           p.head_of(tile, o_row) * p.t.o_head_stride +
-                                           p.query_of(o_row) * p.t.o_row_stride;
+                                           p.head_of<kPacks>(tile, o_row) * p.t.o_head_stride +
+                                           p.query_of<kPacks>(o_row) * p.t.o_row_stride;
                     CUTE_UNROLL
                     for (int i = 0; i < kGroupsOf8 / 4; ++i) {
                         transpose_quad(words[i]);

@@ -22,7 +22,7 @@ struct TileInfo {
 // kConfig is a function of the head_dims that gives the Config: C++17 has no class values as
 // arguments.
 template <class Element_, int kHeadDim_, int kHeadDimV_, Config (*kConfig)(int, int),
-          bool kHasExtras_ = false, bool kSplits_ = false>
+          bool kHasExtras_ = false, bool kSplits_ = false, bool kPacks_ = true>
 struct KernelTraits {
     using Element = Element_;
     static constexpr int kHeadDim = kHeadDim_;
@@ -34,6 +34,7 @@ struct KernelTraits {
     static constexpr int kStages = kTile.stages;
     static constexpr bool kHasExtras = kHasExtras_;
     static constexpr bool kSplits = kSplits_;  // parts of the keys, of caches whose lengths vary
+    static constexpr bool kPacks = kPacks_;    // rows may be of several heads
     static constexpr bool kGuesses = !kHasExtras || kHeadDim < 256;  // there registers are short
     static constexpr int kGroupM = 64;                               // the rows of one wgmma
     static constexpr int kBlockM = kGroupM * kGroups;
@@ -90,9 +91,9 @@ struct KernelTraits {
         cute::SM90::GMMA::ss_op_selector<
             Element, Element, float,
             cute::Shape<cute::Int<kGroupM>, cute::Int<kBlockN>, cute::Int<kHeadDim>>>()));
-    // Of the first half of a block, where that is compiled; with extras S would go to memory.
-    static constexpr int kHalfN =
-        kHeadDim == 64 && kBlockN == 128 && !kStartsAhead && !kHasExtras && !kSplits ? 64 : kBlockN;
+    // Of the first half of a block, where registers last for that.
+    static constexpr bool kHasHalf = kHeadDim == 64 && kGroups == 3 && !kPacks;
+    static constexpr int kHalfN = kHasHalf ? 64 : kBlockN;
     using TiledMmaHalfQK = decltype(cute::make_tiled_mma(
         cute::SM90::GMMA::ss_op_selector<
             Element, Element, float,

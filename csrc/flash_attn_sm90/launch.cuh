@@ -142,6 +142,10 @@ KernelParams make_kernel_params(const Problem& problem, const Tensors& t, TileCo
     p.section_tiles = Divider::by(heads * p.num_m_blocks);
     p.section_heads = Divider::by(heads);
     p.last_section_heads = Divider::by(num_batch_packs - (p.num_sections - 1) * heads);
+    // One tile reads the keys of a head, or many do.
+    const bool read_once = p.num_m_blocks == 1 && packed_heads == p.group_size;
+    p.kv_hint = static_cast<uint64_t>(read_once ? cute::TMA::CacheHintSm90::EVICT_FIRST
+                                                : cute::TMA::CacheHintSm90::EVICT_LAST);
     p.counter = counter;
     p.nonce = counter != nullptr ? next_nonce() : 0;
 
@@ -172,6 +176,7 @@ void run_kernel(const Plan& plan, const Problem& problem, const Tensors& tensors
             flash_decode::make_partials(plan, problem, Traits::kBlockN, workspace);
         p.problem = problem;
         p.num_splits = Divider::by(parts.num_splits);
+        p.min_blocks_of_part = min_blocks_of_part(problem, Traits::kBlockN);
         p.num_tiles *= parts.num_splits;
         p.part_o = parts.o, p.part_lse = parts.lse, p.part_stride = parts.o_stride;
     }
@@ -206,6 +211,13 @@ void run_hdim(const Plan& plan, const Problem& problem, const Tensors& tensors, 
         constexpr Config kMost = most_groups(kHeadDim, kHeadDimV);
         if constexpr (kMost.groups > 2) {
             if (plan.tile.block_m == kMost.block_m()) {
+                if constexpr (kHeadDim == 64) {
+                    if (plan.tile.packed_heads == 1) {  // with half steps
+                        return run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, most_groups,
+                                                       false, false, false>>(plan, problem, tensors,
+                                                                             workspace, stream);
+                    }
+                }
                 return run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, most_groups>>(
                     plan, problem, tensors, workspace, stream);
             }

@@ -84,8 +84,8 @@ inline int64_t num_tiles(const Problem& p, int block_m) {
 }
 
 // As many as there may be, if that saves a tenth of the tiles: few queries do not fill one. Or
-// steps: a causal tile of few queries ends closer to the diagonal, which pays where steps are short
-// and rows not much longer.
+// steps: a causal tile of few queries ends closer to the diagonal, which pays where steps are as
+// short as those of twins.
 inline int packed_heads_for(const Problem& p, HeadDims tile) {
     constexpr int kMost = 16, kBlockM = 128;
     int heads = 1;
@@ -93,7 +93,7 @@ inline int packed_heads_for(const Problem& p, HeadDims tile) {
     const int64_t tiles = num_tiles(p, kBlockM);
     const bool saves_tiles = 10 * num_tiles(pack_heads(p, heads), kBlockM) <= 9 * tiles;
     const bool saves_steps =
-        tile.qk == 64 && p.has_right_bound() && std::max(p.seqlen_q, p.seqlen_k) <= 4096;
+        tile.qk == kTwinsHeadDim && p.has_right_bound() && std::max(p.seqlen_q, p.seqlen_k) <= 1024;
     return saves_tiles || saves_steps ? heads : 1;
 }
 
@@ -115,8 +115,21 @@ inline Config config_for(const Problem& p, int num_sms, HeadDims tile, int packe
                          : head_dim == 96      ? 1024
                          : p.has_right_bound() ? 4096
                                                : 1024;
-    const bool three = head_dim <= 128 && p.seqlen_k > keys && 4 * rows(3) <= 5 * rows(2);
+    // Few tiles run in waves, as long as their rows are many; three groups do more at a time.
+    const auto waves = [&](int groups) {
+        return groups * ceil_div<int64_t>(num_tiles(packed, 64 * groups), num_sms);
+    };
+    const bool fits = tiles <= 4 * num_sms
+                          ? 100 * waves(3) <= (head_dim == 64 ? 125 : 100) * waves(2)
+                          : 4 * rows(3) <= 5 * rows(2);
+    const bool three = head_dim <= 128 && p.seqlen_k > keys && fits;
     return three ? most_groups(tile.qk, tile.v) : two;
+}
+
+// Where keys are split, a part is of so many blocks or more: 256 keys, if nobody asks for more
+// parts.
+inline int min_blocks_of_part(const Problem& p, int block_n) {
+    return p.num_splits > 0 ? 1 : 256 / block_n;
 }
 
 // Blocks fetch the number of their next tile from a counter in the workspace, but where all tiles

@@ -183,10 +183,13 @@ TEST_CASE("sm90 splits keys where multiprocessors idle and parts pay; lengths do
     p.num_splits = 0;
 
     p.has_seqlens_k = p.diagonal_follows_seqlens_k = true;
-    for (int64_t capacity : {128, 8192, 1 << 20}) {
+    for (int64_t capacity : {4096, 8192, 1 << 20}) {
         p.seqlen_k = capacity;
         CHECK(picks("sm90", 4));
     }
+    p.seqlen_k = 300;  // a full cache is not worth two
+    CHECK(picks("sm90", 1));
+    p.seqlen_k = 8192;
     p.batch = 64;  // nothing to split, but sm90 reads the lengths
     CHECK(picks("sm90", 1));
     CHECK(plan(p, kH200).workspace_bytes == 0);
@@ -241,7 +244,8 @@ TEST_CASE("sm90's tile follows the problem; its counter, where needed, is in the
     CHECK(tile(64, 256, false).block_m == 128);  // 192 would compute half as many rows again
     CHECK(tile(64, 1024, true).block_m == 128);
     CHECK(tile(64, 1024, false).block_m == 128);  // 128 tiles: less than one for each SM
-    CHECK(tile(64, 2048, false).block_m == 192);
+    CHECK(tile(64, 2048, false).block_m == 128);  // 256 tiles in two waves, as 176 of 192 rows
+    CHECK(tile(64, 8192, false).block_m == 192);
     CHECK(tile(128, 1024, false).block_n == 128);
     CHECK(tile(128, 16384, false).block_n == 80);
     CHECK(tile(256, 512, false).block_n == 64);
@@ -251,7 +255,8 @@ TEST_CASE("sm90's tile follows the problem; its counter, where needed, is in the
         CHECK(tile(head_dim - 8, 1024, false).head_dim == head_dim);
         CHECK(tile(head_dim, 1024, false).head_dim == head_dim);
     }
-    CHECK(tile(96, 2048, false).block_m == 192);
+    CHECK(tile(96, 2048, false).block_m == 128);
+    CHECK(tile(96, 8192, false).block_m == 192);
     CHECK(tile(192, 2048, false).block_m == 128);
     Problem capped = problem(DeviceType::kCuda, DType::kBFloat16, 64, 2048);
     capped.softcap = 30;
@@ -294,7 +299,7 @@ TEST_CASE("sm90 packs heads where few queries do not fill a tile, or to hide few
     CHECK(packed_heads() == 1);
     CHECK(contains(explain(plan(p, kH200, "sm90"), p, kH200), "128 queries x"));
 
-    Problem prompt = problem(DeviceType::kCuda, DType::kBFloat16, 64, 2048);
+    Problem prompt = problem(DeviceType::kCuda, DType::kBFloat16, 64, 1024);
     prompt.num_heads = 32;
     prompt.mask_right = 0;
     const auto packs = [](const Problem& p) {
