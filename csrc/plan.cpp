@@ -142,22 +142,24 @@ bool suits_small_tiles(const KernelFamily& split_kv, const KernelFamily& small,
 }
 
 // Whether splitting the keys beats splitting the queries alone, where these do not suit the small
-// tiles: where they are few or too few tiles to fill the device, if there are enough keys to split,
-// or to keep a block that is alone on its SM reading. sm90's splits are of the same tiles, so they
-// win as soon as there are two; and of caches whose lengths are on the device they are all that it
-// has. Beside fa2_cute's a block of sm90 walks its keys three to four times as fast and has no
-// parts to merge, worth 1024 keys (H200, head_dim 64 to 256).
+// tiles. All by measurements on an H200, head_dim 64 to 256.
 bool prefers_split_kv(const KernelFamily& split_q, const KernelFamily& split_kv,
                       const Problem& problem, const DeviceInfo& device) {
+    // sm90's splits are of its own tiles, so two are better than one; and lengths on the device
+    // only they can read.
     if (&split_kv == find_kernel("sm90", Strategy::kSplitKV)) {
         return problem.has_seqlens_k || split_kv.splits(problem, device).count > 1;
     }
+    // fa2_cute's tiles: many rows only if they leave most of the device idle.
     const int64_t rows = problem.seqlen_q * problem.group_size();
     if (rows > 64 && 3 * query_tiles(split_q, problem, device) > device.num_sms) return false;
     Problem typical = problem;  // the capacity of a cache must not choose the kernel
     if (problem.has_seqlens_k && problem.num_splits == 0) typical.seqlen_k = 8192;
     const int64_t keys = typical.seqlen_k, splits = split_kv.splits(typical, device).count;
+    // Beside sm90 the keys of a part must be few: its blocks walk theirs 3.5 times as fast, and
+    // have no parts to merge, which is worth 1024 keys.
     if (&split_q == find_kernel("sm90")) return 2 * keys > 2 * 1024 + 7 * ceil_div(keys, splits);
+    // Else there are parts, or a block that is alone on its SM has many keys to read.
     return splits >= 2 || (query_tiles(split_kv, problem, device) <= device.num_sms && keys > 4096);
 }
 
@@ -272,7 +274,13 @@ Plan plan(const Problem& problem, const DeviceInfo& device, std::string_view ker
     }
     if (split_kv != nullptr &&
         (is_small || prefers_split_kv(*split_q, *split_kv, problem, device))) {
-        return chosen(*split_kv, "too few query tiles to fill the device: keys are split too");
+        const char* why = "too few query tiles to fill the device: keys are split too";
+        if (split_kv->splits(problem, device).count == 1) {
+            why = is_small                ? "the queries of a key/value head fit one small tile"
+                  : problem.has_seqlens_k ? "the highest rung that reads seqlens_k"
+                                          : "few query tiles, which it walks through keys faster";
+        }
+        return chosen(*split_kv, why);
     }
     if (kernel != "auto") return chosen(*split_q, "asked for by name");
     const KernelFamily* const naive = find_kernel("naive");

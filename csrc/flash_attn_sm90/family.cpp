@@ -95,34 +95,36 @@ Tile tile_of_splits(const Problem& p, const DeviceInfo&) {
             4 * (1 + config.groups), config.stages,  packed_heads_for(p, head_dims)};
 }
 
-// As many parts as multiprocessors are there for, if that pays by a model of them, in keys that a
-// block walks alone (9.8 ns at head_dim 128, H200): memory sets a floor under all, a merge takes as
-// long as 300 keys, a part of a row 1/40. With lengths on the device their number is not known, and
-// neither they nor the capacity may count, for where a sequence is split follows from its own keys.
+// The number, up to what fills the multiprocessors, with which a model of them is done first. In
+// keys that a block alone walks (9.8 ns at head_dim 128, H200): memory brings 82 blocks theirs in
+// that time, a merge takes 300, and each row of each part 1/40 of one. With lengths on the device
+// those are not known, and neither they nor the capacity count: where a sequence is split follows
+// from its own keys, and what a full cache is not worth is never used.
 Splits splits(const Problem& p, const DeviceInfo& device) {
     constexpr int64_t kTypicalKeys = 8192, kMost = 4096;
+    constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
     const Tile tile = tile_of_splits(p, device);
     int64_t count = 1;
     if (p.num_splits > 0) {
         count = std::min(p.num_splits, kMost);
     } else {
         const int64_t tiles = num_tiles(pack_heads(p, tile.packed_heads), tile.block_m);
-        const int64_t idle = device.num_sms / std::max<int64_t>(tiles, 1);
         const int64_t keys = p.has_seqlens_k ? kTypicalKeys : p.seqlen_k;
-        const auto cost = [&](int64_t splits) {
+        const auto cost = [&](int64_t parts) {
             const int64_t read = keys * p.batch * p.num_heads_kv / 82;
-            const int64_t merge = 300 + flash_decode::result_rows(p) * splits / 40;
-            return std::max(keys / splits, read) + (splits > 1 ? merge : 0);
+            const int64_t merge = 300 + flash_decode::result_rows(p) * parts / 40;
+            return std::max(keys / parts, read) + (parts > 1 ? merge : 0);
         };
-        for (int64_t splits = 2; splits <= std::min(idle, keys / 256); ++splits) {
-            if (cost(splits) < cost(count)) count = splits;
+        const int64_t most = std::min(device.num_sms / std::max<int64_t>(tiles, 1), keys / 256);
+        for (int64_t parts = 2; parts <= most; ++parts) {
+            if (cost(parts) < cost(count)) count = parts;
         }
     }
-    // More than a full cache is worth are never used.
-    const int64_t worth =
-        ceil_div<int64_t>(p.seqlen_k, tile.block_n) / min_blocks_of_part(p, tile.block_n);
+    const int64_t blocks = std::max<int64_t>(ceil_div<int64_t>(p.seqlen_k, tile.block_n), 1);
+    const int64_t worth = blocks / min_blocks_of_part(p, tile.block_n);
+    count = std::min({count, worth, kMaxInt / blocks});  // the kernel multiplies them
     Splits splits;
-    splits.count = static_cast<int>(std::max<int64_t>(std::min(count, worth), 1));
+    splits.count = static_cast<int>(std::max<int64_t>(count, 1));
     splits.per_wave = splits.one_each = splits.count;
     return splits;
 }

@@ -17,8 +17,8 @@
 //
 // Between the last product of a tile and the second of the next a group has little to multiply, and
 // both groups are there at about the same time. So two groups of up to head_dim 128 that have a
-// multiprocessor to themselves and no window or softcap, and so room for Q twice, begin a tile
-// under the end of the one before (kStartsAhead):
+// multiprocessor to themselves, and no window, softcap or parts, have room for Q twice, and begin a
+// tile under the end of the one before (kStartsAhead):
 //
 //   producer   ... K(0) V(1) | K(n') Q' V(0) | K(n'-1) V(n') ...
 //   consumer   ... softmax(0) | PV(0) QK(n') | softmax(n') | ...
@@ -26,11 +26,12 @@
 //
 // Causal tiles end in a triangle: of its last block the upper group may see nothing. Then it lets
 // the block go without computing; but where tiles start ahead the mask hides it, so that all tiles
-// go the same way. Of three groups, head_dim 64 also has a product for the first half of a block.
+// go the same way. Of three groups, head_dim 64 also has a product for the first half of a block,
+// where heads are not packed (below).
 //
-// Query heads that share a key/value head may be rows of one tile ("packed GQA"): row r is query
-// r / p of head r % p of a pack of p, a power of two. TMA does most of it: a box of Q or O is p
-// heads by 64 / p or 16 / p queries, and only who counts queries (mask, lse, a row on its own)
+// The queries of heads that share a key/value head may be rows of one tile ("packed GQA"): row r is
+// query r / p of head r % p of a pack of p, a power of two. TMA does most of it: a box of Q or O is
+// p heads by 64 / p or 16 / p queries, and only who counts queries (mask, lse, a row on its own)
 // looks. Few queries then fill a tile; tile_config.h says where it pays.
 //
 // A chunk of queries against a long cache may still be fewer tiles than multiprocessors. Then the
@@ -83,7 +84,8 @@
 // wgmma leaves a row to four threads, two columns in eight to each, and memory wants whole lines.
 // There a fence stands between the warp's writes and TMA's reads (tma_store_fence); a warp has two
 // boxes, of 16 rows by 64 columns (32 at 96), and writes one again only when TMA has read it. At
-// 192 shared memory is full, and the four threads exchange what they have.
+// 192, where shared memory is full, and where keys are split the four threads exchange what they
+// have.
 //
 // Guesses. A step's P uses what was subtracted in the step before, without a look at the new
 // logits: should P become large, so does its sum, which is needed anyway, and only then the warp
@@ -149,9 +151,9 @@
 // Per tile the ends took 4500 cycles more than FlashAttention-3's, with as many instructions in
 // all.
 //
-// What binds now (ncu, full): the tensor cores, busy for 98 % of the cycles at 256 and 96 % at 128
-// (causal at 4k 84 %, before tiles started ahead), at the 1.65 GHz that the power limit leaves; at
-// 64 they and the exponentials' unit for 68 % each.
+// What binds now (ncu, of the cycles at work): the tensor cores, busy for 96 % at 256 and at 128
+// (at 16k 99 %; causal at 4k 91 and 86 %), at the 1.6 GHz that the power limit leaves; at 64 they
+// and the exponentials' unit for 66 % each (causal at 4k 63).
 #pragma once
 
 #include <fa101/params.h>
@@ -196,12 +198,11 @@ struct KernelParams {
     Divider num_packs;
     // Sections are of packs whose tiles are mixed, so that their K and V stay in L2.
     int num_m_blocks, num_tiles, num_sections;
-    Divider section_tiles, section_heads, last_section_heads;
-    uint64_t kv_hint;      // what L2 is told of K and V
+    Divider section_tiles, section_packs, last_section_packs;
     TileCounter* counter;  // null: tiles are dealt out in turn
     uint64_t nonce;
-    // Where keys are split, each tile is so many, and their O and lse are parts (flash_decode's
-    // Partials); how many keys there are the problem and seqlens_k tell.
+    // Where keys are split a tile is num_splits items of work, and the O and lse of each are parts
+    // (flash_decode's Partials). How many keys there are, the problem and seqlens_k tell.
     Problem problem;
     Divider num_splits;
     int min_blocks_of_part;
@@ -240,9 +241,9 @@ template <int kBlockM>
 __device__ TileInfo tile_info(const KernelParams& p, int tile) {
     const int section = min(p.section_tiles.quotient(tile), p.num_sections - 1);
     const int rest = tile - section * p.section_tiles.divisor;
-    const Divider& heads = section < p.num_sections - 1 ? p.section_heads : p.last_section_heads;
-    const int m_begin = (p.num_m_blocks - 1 - heads.quotient(rest)) * kBlockM;
-    const int pack = section * p.section_heads.divisor + heads.remainder(rest);
+    const Divider& packs = section < p.num_sections - 1 ? p.section_packs : p.last_section_packs;
+    const int m_begin = (p.num_m_blocks - 1 - packs.quotient(rest)) * kBlockM;
+    const int pack = section * p.section_packs.divisor + packs.remainder(rest);
     return {m_begin, p.num_packs.remainder(pack) << p.log2_pack, p.num_packs.quotient(pack)};
 }
 
@@ -640,6 +641,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
 
         // ---- Producer ----
         constexpr uint64_t kReadOnce = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_FIRST);
+        constexpr uint64_t kReadOften = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);
         struct Place {  // of K and V
             int first_block, head_kv, bidb;
         };
@@ -658,14 +660,14 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         RingPosition<Traits::kStagesQ> q_ring;
         const auto load_k = [&](const Place& at, int n_block) {
             storage.k_empty[k_ring.slot()].wait(k_ring.parity() ^ 1);
-            load(p.k_map, storage.k_full[k_ring.slot()], p.kv_hint, storage.k[k_ring.slot()],
+            load(p.k_map, storage.k_full[k_ring.slot()], kReadOften, storage.k[k_ring.slot()],
                  kBlockN, Traits::kHeadDim, (at.first_block + n_block) * kBlockN, at.head_kv,
                  at.bidb);
             k_ring.advance();
         };
         const auto load_v = [&](const Place& at, int n_block) {
             storage.v_empty[v_ring.slot()].wait(v_ring.parity() ^ 1);
-            load(p.v_map, storage.v_full[v_ring.slot()], p.kv_hint, storage.v[v_ring.slot()],
+            load(p.v_map, storage.v_full[v_ring.slot()], kReadOften, storage.v[v_ring.slot()],
                  kBlockN, Traits::kHeadDimV, (at.first_block + n_block) * kBlockN, at.head_kv,
                  at.bidb);
             v_ring.advance();

@@ -140,12 +140,8 @@ KernelParams make_kernel_params(const Problem& problem, const Tensors& t, TileCo
     const auto [heads, last_heads] = choose_sections(packed);
     p.num_sections = std::max(num_batch_packs - last_heads, 0) / heads + 1;
     p.section_tiles = Divider::by(heads * p.num_m_blocks);
-    p.section_heads = Divider::by(heads);
-    p.last_section_heads = Divider::by(num_batch_packs - (p.num_sections - 1) * heads);
-    // One tile reads the keys of a head, or many do.
-    const bool read_once = p.num_m_blocks == 1 && packed_heads == p.group_size;
-    p.kv_hint = static_cast<uint64_t>(read_once ? cute::TMA::CacheHintSm90::EVICT_FIRST
-                                                : cute::TMA::CacheHintSm90::EVICT_LAST);
+    p.section_packs = Divider::by(heads);
+    p.last_section_packs = Divider::by(num_batch_packs - (p.num_sections - 1) * heads);
     p.counter = counter;
     p.nonce = counter != nullptr ? next_nonce() : 0;
 
@@ -212,10 +208,11 @@ void run_hdim(const Plan& plan, const Problem& problem, const Tensors& tensors, 
         if constexpr (kMost.groups > 2) {
             if (plan.tile.block_m == kMost.block_m()) {
                 if constexpr (kHeadDim == 64) {
-                    if (plan.tile.packed_heads == 1) {  // with half steps
-                        return run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, most_groups,
-                                                       false, false, false>>(plan, problem, tensors,
-                                                                             workspace, stream);
+                    if (plan.tile.packed_heads == 1) {
+                        using WithHalves =
+                            KernelTraits<Element, kHeadDim, kHeadDimV, most_groups,
+                                         /*kHasExtras=*/false, /*kSplits=*/false, /*kPacks=*/false>;
+                        return run_kernel<WithHalves>(plan, problem, tensors, workspace, stream);
                     }
                 }
                 return run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, most_groups>>(

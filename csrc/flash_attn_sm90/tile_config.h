@@ -83,17 +83,17 @@ inline int64_t num_tiles(const Problem& p, int block_m) {
     return p.batch * p.num_heads * ceil_div<int64_t>(p.seqlen_q, block_m);
 }
 
-// As many as there may be, if that saves a tenth of the tiles: few queries do not fill one. Or
+// All that divide the group, if that saves a tenth of the tiles, as few queries do not fill one, or
 // steps: a causal tile of few queries ends closer to the diagonal, which pays where steps are as
-// short as those of twins.
+// short as those of twins. The capacity of a cache does not count.
 inline int packed_heads_for(const Problem& p, HeadDims tile) {
     constexpr int kMost = 16, kBlockM = 128;
     int heads = 1;
     while (heads < kMost && p.group_size() % (2 * heads) == 0) heads *= 2;
     const int64_t tiles = num_tiles(p, kBlockM);
     const bool saves_tiles = 10 * num_tiles(pack_heads(p, heads), kBlockM) <= 9 * tiles;
-    const bool saves_steps =
-        tile.qk == kTwinsHeadDim && p.has_right_bound() && std::max(p.seqlen_q, p.seqlen_k) <= 1024;
+    const bool saves_steps = tile.qk == kTwinsHeadDim && p.has_right_bound() && !p.has_seqlens_k &&
+                             std::max(p.seqlen_q, p.seqlen_k) <= 1024;
     return saves_tiles || saves_steps ? heads : 1;
 }
 
@@ -126,8 +126,7 @@ inline Config config_for(const Problem& p, int num_sms, HeadDims tile, int packe
     return three ? most_groups(tile.qk, tile.v) : two;
 }
 
-// Where keys are split, a part is of so many blocks or more: 256 keys, if nobody asks for more
-// parts.
+// Blocks of a part, or more, where keys are split: some 256 keys, unless num_splits is given.
 inline int min_blocks_of_part(const Problem& p, int block_n) {
     return p.num_splits > 0 ? 1 : 256 / block_n;
 }

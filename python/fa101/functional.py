@@ -282,10 +282,10 @@ def flash_attention_with_kvcache(
         seqlens_k.
     num_splits: into how many parts the keys are cut, on CUDA; on the CPU only "auto" and 1 are
         answered. "auto" takes as many as fill the device. An integer cuts the keys that a tile of
-        queries sees into so many parts, or into fewer where there are fewer steps of 16 to 64 keys,
-        as the kernel has them. Either way the cuts depend on the sequence's own length, batch,
-        heads, seqlen_q, head_dim and the device alone: a sequence gets the same bits in a cache of
-        any capacity and in any company of the same number.
+        queries sees into so many parts, or into fewer where there are fewer steps, of 16 to 128
+        keys, as the kernel has them. With seqlens_k the cuts depend on the sequence's own length,
+        batch, heads, seqlen_q, head_dim and the device alone: a sequence gets the same bits in a
+        cache of any capacity and in any company of the same number.
 
     On CUDA pages and caches in fp8 need a head_dim of at most 256.
     """
@@ -440,9 +440,15 @@ def _cached_arrays(
 ) -> tuple[Framework, tuple[Any, ...]]:
     """The framework of a call with a cache; q, k_cache, v_cache, k, v, seqlens_k, page_table,
     k_descale, v_descale, cos and sin, checked and None where they are not there."""
-    on_host = type(seqlens_k) is not type(q) and isinstance(seqlens_k, (Integral, Sequence))
+    on_host = (
+        type(seqlens_k) is not type(q)
+        and isinstance(seqlens_k, (Integral, Sequence))
+        and not isinstance(seqlens_k, (str, bytes, bytearray))
+    )
     lengths = None if on_host else seqlens_k
     framework = framework_of("q", q)
+    if lengths is not None and type(lengths).__module__ == "builtins":
+        raise TypeError(f"seqlens_k is {seqlens_k!r}; it must be {_LENGTHS_RULE}")
     scales = (k_descale, v_descale)
     if not _are_alike((q, k_cache, v_cache), (page_table, cos, sin, lengths, k, v, out, *scales)):
         optional = {"page_table": page_table, "cos": cos, "sin": sin, "seqlens_k": lengths}
@@ -548,13 +554,15 @@ def _room(k_cache: Any, page_table: Any, k: Any, layout: str) -> _Room | None:
     return _Room(pages * k_cache.shape[rows], 0 if k is None else k.shape[rows])
 
 
+_LENGTHS_RULE = "an int32 array, an int or a list of ints"
+
+
 def _lengths(seqlens_k: Any, batch: int, room: _Room | None) -> list[int]:
     """seqlens_k from the host, checked, one for each batch entry."""
     listed = [seqlens_k] * batch if isinstance(seqlens_k, Integral) else seqlens_k
     for length in listed:
         if isinstance(length, bool) or not isinstance(length, Integral):
-            rule = "an int32 array, an int or a list of ints"
-            raise TypeError(f"seqlens_k is {seqlens_k!r}; it must be {rule}")
+            raise TypeError(f"seqlens_k is {seqlens_k!r}; it must be {_LENGTHS_RULE}")
     lengths = [int(length) for length in listed]
     if room is None or room.new > room.capacity:
         return [0] * len(lengths)  # refused in make_params.cpp, whatever they are

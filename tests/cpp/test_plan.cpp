@@ -190,8 +190,15 @@ TEST_CASE("sm90 splits keys where multiprocessors idle and parts pay; lengths do
     p.seqlen_k = 300;  // a full cache is not worth two
     CHECK(picks("sm90", 1));
     p.seqlen_k = 8192;
+    Problem cache = p;  // steps of twins do not count here
+    cache.head_dim = cache.head_dim_v = 64;
+    for (int64_t capacity : {700, 1024, 2048}) {
+        cache.seqlen_k = capacity;
+        CHECK(plan(cache, kH200).tile.packed_heads == 1);
+    }
     p.batch = 64;  // nothing to split, but sm90 reads the lengths
     CHECK(picks("sm90", 1));
+    CHECK(contains(plan(p, kH200).reason, "the highest rung that reads seqlens_k"));
     CHECK(plan(p, kH200).workspace_bytes == 0);
     p.page_size = 16;
     CHECK(picks("fa2_cute", 0));
