@@ -270,7 +270,9 @@ Plan plan(const Problem& problem, const DeviceInfo& device, std::string_view ker
     }
     if (split_q == nullptr) {
         const bool is_forced = kernel != "auto" || strategy != "auto";
-        return chosen(*split_kv, is_forced ? "asked for by name" : "the only one that fits");
+        return chosen(*split_kv, is_forced  ? "asked for by name"
+                                 : is_small ? "the queries of a key/value head fit one small tile"
+                                            : "the only one that fits");
     }
     if (split_kv != nullptr &&
         (is_small || prefers_split_kv(*split_q, *split_kv, problem, device))) {

@@ -72,6 +72,8 @@ std::string supports_splits(const Problem& p, const DeviceInfo& device) {
     if (std::string reason = refuse(p, device); !reason.empty()) return reason;
     Problem plain = p;
     plain.has_seqlens_k = false;
+    // With lengths any window is one, or the capacity would choose the kernel.
+    if (p.has_seqlens_k && p.mask_left != -Problem::kUnbounded) return "it has no window";
     if (std::string reason = refuse_extras(plain); !reason.empty()) return reason;
     return refuse_tiles(num_tiles(p, 128) * splits(p, device).count);
 }
@@ -109,7 +111,8 @@ Splits splits(const Problem& p, const DeviceInfo& device) {
         count = std::min(p.num_splits, kMost);
     } else {
         const int64_t tiles = num_tiles(pack_heads(p, tile.packed_heads), tile.block_m);
-        const int64_t keys = p.has_seqlens_k ? kTypicalKeys : p.seqlen_k;
+        const int64_t seen = clamp_to<int64_t>(p.seqlen_q + p.mask_right, 0, p.seqlen_k);
+        const int64_t keys = p.has_seqlens_k ? kTypicalKeys : seen;
         const auto cost = [&](int64_t parts) {
             const int64_t read = keys * p.batch * p.num_heads_kv / 82;
             const int64_t merge = 300 + flash_decode::result_rows(p) * parts / 40;

@@ -84,8 +84,8 @@
 // wgmma leaves a row to four threads, two columns in eight to each, and memory wants whole lines.
 // There a fence stands between the warp's writes and TMA's reads (tma_store_fence); a warp has two
 // boxes, of 16 rows by 64 columns (32 at 96), and writes one again only when TMA has read it. At
-// 192, where shared memory is full, and where keys are split the four threads exchange what they
-// have.
+// 192, where shared memory is full, and in kernels that split keys the four threads exchange what
+// they have; parts they write as it is.
 //
 // Guesses. A step's P uses what was subtracted in the step before, without a look at the new
 // logits: should P become large, so does its sum, which is needed anyway, and only then the warp

@@ -1,11 +1,11 @@
 // The merge as a kernel of its own, for the families whose kernels do not merge (merge.cuh): of
-// float32 and of wide heads. For each row, over the parts i that saw any key,
+// float32, of wide heads and of sm90. For each row, over the parts i that saw any key,
 //
 //     m = max lse_i      l = sum_i 2^(lse_i - m)      O = sum_i 2^(lse_i - m) O_i / l
 //     lse = m + log2 l   (to base 2 until here)
 //
 // exact, because every part is normalised by its own lse. Parts without keys have lse = -inf,
-// weight exactly 0 and an O that was never written and is not read.
+// weight exactly 0 and an O that is not read.
 //
 // A row has few bytes and many of them wait for memory, so all its loads should be on their way at
 // once: a warp sums up to 16 parts; with more, 16 warps a row take every 16th part each. Both add

@@ -138,8 +138,8 @@ TEST_CASE("the capacity of a cache does not choose the kernel") {
 }
 
 TEST_CASE("keys are split where there are enough of them") {
-    Problem p = problem(DeviceType::kCuda, DType::kBFloat16, 128, 1024);
-    p.batch = 1, p.num_heads = 32, p.num_heads_kv = 8, p.aligned16 = p.tma = true;
+    Problem p = problem(DeviceType::kCuda, DType::kBFloat16, 128);
+    p.batch = 1, p.num_heads = 32, p.num_heads_kv = 8, p.mask_right = Problem::kUnbounded;
     const auto strategy = [&](int64_t seqlen_q, int64_t seqlen_k) {
         p.seqlen_q = seqlen_q, p.seqlen_k = seqlen_k;
         return plan(p, kH200).strategy;
@@ -208,6 +208,18 @@ TEST_CASE("sm90 splits keys where multiprocessors idle and parts pay; lengths do
     CHECK(std::string(plan(p, kH200).kernel) == "fa2_cute");
     p.softcap = 0, p.seqlen_k = 0;
     CHECK(picks("sm90", 1));
+
+    // A window that the capacity does not reach is one all the same.
+    p.batch = 1, p.diagonal_follows_seqlens_k = true;
+    for (int64_t capacity : {4096, 8192}) {
+        p.seqlen_k = capacity, p.mask_left = capacity - p.seqlen_q - 5000;
+        CHECK(std::string(plan(p, kH200).kernel) == "fa2_cute");
+    }
+
+    // What no query sees is not worth a part.
+    Problem top_left = problem(DeviceType::kCuda, DType::kBFloat16, 128, 65536);
+    top_left.batch = 1, top_left.seqlen_q = 64, top_left.mask_right = 0;
+    CHECK(plan(top_left, kH200).strategy == Strategy::kSplitQ);
 
     // Heads are packed by powers of two: 4 of a group of 20.
     Problem odd = problem(DeviceType::kCuda, DType::kBFloat16, 128, 8192);

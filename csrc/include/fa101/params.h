@@ -61,7 +61,7 @@ struct Options {
     const char *k_name = "k", *v_name = "v";  // what errors call them
 
     // Parts that split_kv cuts the keys of a tile of queries into; 0: as it sees fit. There are
-    // fewer where there are fewer steps of its kernel, 16 to 64 keys.
+    // fewer where there are fewer steps of its kernel, 16 to 128 keys.
     int64_t num_splits = 0;
 
     Layout layout = Layout::kBHSD;
