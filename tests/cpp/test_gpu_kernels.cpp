@@ -1320,9 +1320,7 @@ struct EdgeTile {
 
     // With this tile, whichever the planner would take.
     Plan plan(const Problem& p) const {
-        Problem split = p;
-        split.num_splits = num_splits;
-        Plan chosen = kernel.plan(split);
+        Plan chosen = kernel.plan(p);
         if (kernel.strategy == Strategy::kSplitKV) chosen.tile.packed_heads = packed_heads;
         if (kernel.strategy == Strategy::kSplitQ) {
             chosen.tile.block_m = static_cast<int>(block_m);
@@ -1377,9 +1375,11 @@ std::vector<EdgeTile> edge_tiles() {
 }
 
 // The first run gives what the oracle says, all others the same bits, each over NaN.
-void check_repeats(const EdgeTile& tile, DType dtype, const Sizes& sizes, const Options& options,
+void check_repeats(const EdgeTile& tile, DType dtype, const Sizes& sizes, Options options,
                    int repeats, double leap = -1) {
     const size_t mark = arena.mark();
+    // Of the problem, too: unless it asks for a number, the kernel makes no part of one block.
+    options.num_splits = tile.num_splits;
     Arrays a = dense(dtype, sizes);
     if (leap >= 0) fill_leaping(a, sizes.head_dim, leap);
     HostTensor lse(DType::kFloat32, {sizes.batch, sizes.heads, sizes.seqlen_q});
@@ -1392,7 +1392,8 @@ void check_repeats(const EdgeTile& tile, DType dtype, const Sizes& sizes, const 
     if (chosen.tile.head_dim != tile.head_dim) return arena.release(mark);  // it is not built
     const std::string what = tile.kernel.name() + " in tiles of " + std::to_string(tile.block_m) +
                              " x " + std::to_string(tile.block_n) + ", packed " +
-                             std::to_string(tile.packed_heads) + ", " + describe(p, options);
+                             std::to_string(tile.packed_heads) + ", " +
+                             std::to_string(chosen.num_splits) + " parts, " + describe(p, options);
     watchdog.begin(what);
 
     void* const workspace = arena.take(static_cast<size_t>(chosen.workspace_bytes));

@@ -330,22 +330,30 @@ def test_append_then_attend(device, dtype):
 
 
 @pytest.mark.parametrize(("device", "dtype"), PLACES)
-@pytest.mark.parametrize(("page_size", "seqlen_q"), [(None, 1), (32, 1), (None, 8)])
-def test_same_bits_in_any_company(page_size, seqlen_q, device, dtype):
+@pytest.mark.parametrize(
+    ("page_size", "seqlen_q", "head_dim", "length", "capacities"),
+    [
+        (None, 1, 128, 1500, (1504, 2048, 4096)),
+        (32, 1, 128, 1500, (1504, 2048, 4096)),
+        (None, 8, 128, 1500, (1504, 2048, 4096)),
+        (None, 128, 64, 700, (700, 1024, 2048)),  # either side of 1024, where tiles change
+    ],
+)
+def test_same_bits_in_any_company(page_size, seqlen_q, head_dim, length, capacities, device, dtype):
     """Neither the capacity nor the other sequences change a result."""
-    big = Cache([1500, 4096, 1, 700], 4096, head_dim=128, dtype=dtype, device=device)
+    options = {"head_dim": head_dim, "dtype": dtype, "device": device}
+    big = Cache([length, capacities[-1], 1, 700], capacities[-1], **options)
     q = queries(big, seqlen_q, group=4)
     out, lse = big.call(q, return_lse=True)
-    for capacity, lengths in [(1504, [1500, 3, 0, 9]), (2048, [1500] * 4), (4096, [1500, 1, 2, 3])]:
-        other = Cache(
-            lengths, capacity, head_dim=128, page_size=page_size, dtype=dtype, device=device
-        )
+    companies = ([3, 0, 9], [length] * 3, [1, 2, 3])
+    for capacity, others in zip(capacities, companies, strict=True):
+        other = Cache([length, *others], capacity, page_size=page_size, **options)
         for pool, x in zip(other.caches(), (big.k, big.v), strict=True):
             if page_size is None:
-                pool[0, :1500] = x[0, :1500]
+                pool[0, :length] = x[0, :length]
             else:
-                for i in range(-(-1500 // page_size)):
-                    rows = x[0, i * page_size : min((i + 1) * page_size, 1500)]
+                for i in range(-(-length // page_size)):
+                    rows = x[0, i * page_size : min((i + 1) * page_size, length)]
                     pool[other.page_table[0, i].item(), : len(rows)] = rows
         again, again_lse = other.call(q, return_lse=True)
         assert torch.equal(again[0], out[0])
@@ -562,12 +570,13 @@ def test_lengths_beyond_the_capacity(device, lengths, words):
     assert torch.equal(bits(cache.k_cache), bits(before))
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_lengths_beyond_the_capacity_without_new_keys(device):
+@pytest.mark.parametrize(("device", "dtype"), PLACES)
+@pytest.mark.parametrize("seqlen_q", [1, 40])
+def test_lengths_beyond_the_capacity_without_new_keys(seqlen_q, device, dtype):
     """FA-030: refused where the host sees them; on a GPU there are no more keys than the capacity,
     and no fewer than none."""
-    cache = Cache([16, 0], 16, device=device)
-    q = queries(cache, 1)
+    cache = Cache([16, 0], 16, dtype=dtype, device=device)
+    q = queries(cache, seqlen_q)
     for lengths in (17, [16, -1]):
         with pytest.raises(ValueError, match="seqlens_k has .* from 0 to 16.* and 0 are new"):
             cache.call(q, seqlens_k=lengths)
