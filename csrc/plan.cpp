@@ -9,8 +9,11 @@
 #include "kernel_family.h"
 #include "kv_cache.h"
 
+#include <algorithm>
 #include <optional>
 #include <sstream>
+#include <string>
+#include <vector>
 
 namespace fa101 {
 namespace {
@@ -46,6 +49,31 @@ std::string refusal(const KernelFamily& family, const Problem& problem, const De
     if (std::string reason = family.supports(problem, device); !reason.empty()) return reason;
     if (!is_built(family, device)) return describe_archs(family, device);
     return "";
+}
+
+// Who cannot serve ("" where that goes without saying), and why.
+struct Refusal {
+    std::string who, reason;
+};
+
+// "sm90, fa2_cute: it has no bias; fa2: ...": each reason once, after all whom it is of.
+std::string join(const std::vector<Refusal>& refusals) {
+    std::vector<Refusal> groups;
+    for (const Refusal& refusal : refusals) {
+        const auto same = std::find_if(groups.begin(), groups.end(), [&](const Refusal& group) {
+            return group.reason == refusal.reason;
+        });
+        if (same == groups.end()) {
+            groups.push_back(refusal);
+        } else if (!same->who.empty()) {
+            same->who += ", " + refusal.who;
+        }
+    }
+    std::string text;
+    for (const auto& [who, reason] : groups) {
+        text += (text.empty() ? "" : "; ") + who + (who.empty() ? "" : ": ") + reason;
+    }
+    return text;
 }
 
 // A kernel and its strategy as the caller chooses them; "auto" leaves either open.
@@ -186,16 +214,14 @@ bool is_built(std::string_view kernel, const DeviceInfo& device) {
 }
 
 std::string supports(std::string_view kernel, const Problem& problem, const DeviceInfo& device) {
-    std::string reasons;
+    std::vector<Refusal> refusals;
     for (const KernelFamily* family : registry()) {
         if (kernel != family->name) continue;
         const std::string reason = refusal(*family, problem, device);
         if (reason.empty()) return "";
-        if (reasons.find(reason) == std::string::npos) {
-            reasons += (reasons.empty() ? "" : "; ") + reason;
-        }
+        refusals.push_back({"", reason});
     }
-    return reasons.empty() ? "there is no kernel " + quoted(kernel) : reasons;
+    return refusals.empty() ? "there is no kernel " + quoted(kernel) : join(refusals);
 }
 
 Plan plan(const Problem& problem, const DeviceInfo& device, std::string_view kernel,
@@ -205,7 +231,8 @@ Plan plan(const Problem& problem, const DeviceInfo& device, std::string_view ker
 
     // The highest rung that fits, of each strategy; and why those above it did not.
     const KernelFamily* best[3] = {};
-    std::string passed_over[3], unbuilt;
+    std::vector<Refusal> passed_over[3];
+    std::string unbuilt;
     const Registry families = registry();
     for (int i = families.size() - 1; i >= 0; --i) {
         const KernelFamily& family = *families.begin()[i];
@@ -222,11 +249,7 @@ Plan plan(const Problem& problem, const DeviceInfo& device, std::string_view ker
         if (strategy == "auto" && family.strategy != Strategy::kSplitQ) {
             who += std::string(who.empty() ? "" : " by ") + name_of(family.strategy);
         }
-        std::string& above = passed_over[index];
-        for (const std::string& part : {std::string(above.empty() ? "" : "; "), who,
-                                        std::string(who.empty() ? "" : ": "), reason}) {
-            above += part;
-        }
+        passed_over[index].push_back({who, reason});
         if (!is_built(family, device) && reason == describe_archs(family, device)) unbuilt = reason;
     }
     const KernelFamily* const split_q = best[static_cast<int>(Strategy::kSplitQ)];
@@ -239,11 +262,11 @@ Plan plan(const Problem& problem, const DeviceInfo& device, std::string_view ker
     const KernelFamily* const split_d = best[static_cast<int>(Strategy::kSplitD)];
 
     if (split_q == nullptr && split_kv == nullptr && split_d == nullptr) {
-        std::string reasons;
-        for (const std::string& of_strategy : passed_over) {
-            if (of_strategy.empty()) continue;
-            reasons += (reasons.empty() ? "" : "; ") + of_strategy;
+        std::vector<Refusal> refusals;
+        for (const std::vector<Refusal>& of_strategy : passed_over) {
+            refusals.insert(refusals.end(), of_strategy.begin(), of_strategy.end());
         }
+        std::string reasons = join(refusals);
         if (kernel == "auto" && strategy == "auto") {
             if (!unbuilt.empty()) throw CudaError(unbuilt);
             throw Unsupported("no kernel answers this call: " + reasons);
@@ -257,9 +280,9 @@ Plan plan(const Problem& problem, const DeviceInfo& device, std::string_view ker
                               "; these fit: " + fitting_families(problem, device));
     }
     const auto chosen = [&](const KernelFamily& family, const char* why) {
-        const std::string& above = passed_over[static_cast<int>(family.strategy)];
+        const std::vector<Refusal>& above = passed_over[static_cast<int>(family.strategy)];
         const bool tell = kernel == "auto" && !above.empty();
-        return make_plan(family, problem, device, why + (tell ? " (" + above + ")" : ""));
+        return make_plan(family, problem, device, why + (tell ? " (" + join(above) + ")" : ""));
     };
     if (split_d != nullptr) {
         const KernelFamily& splitting = *find_kernel("fa2_cute", Strategy::kSplitD);

@@ -157,6 +157,8 @@ def test_kernel_of_the_other_device():
     q, k, v = qkv(1, 1, 2, 2, 4)
     with pytest.raises(ValueError, match=r"'fa2' does not fit: it runs on CUDA.*'cpu_fa2'"):
         fa101.flash_attention(q, k, v, kernel="fa2")
+    with pytest.raises(ValueError, match=r"fit: it runs on CUDA tensors; these fit: 'cpu_naive'"):
+        fa101.flash_attention(q, k, v, kernel="sm90")
 
 
 @pytest.mark.parametrize(
