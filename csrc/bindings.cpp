@@ -109,9 +109,11 @@ class Array {
             tensor_ = *argument.tensor;
         } else if (const ExchangeApi* api = exchange_api(source)) {
             if (api->borrow(source.ptr(), &tensor_) != 0) {
-                nb::python_error reason;
-                nb::raise_from(reason, PyExc_TypeError, "%s cannot be read as a dense array: %S",
-                               name, reason.value().ptr());
+                nb::python_error error;
+                std::string reason = nb::str(error.value()).c_str();
+                reason.resize(std::min(reason.find('\n'), reason.size()));  // a stack follows
+                nb::raise_from(error, PyExc_TypeError, "%s cannot be read as a dense array: %s",
+                               name, reason.c_str());
             }
         } else {
             import(source, name, access);

@@ -287,6 +287,8 @@ class Torch(Framework):
             and kind.__torch_dispatch__ is not self._torch.Tensor.__torch_dispatch__
         ):
             raise TypeError(f"{name} is a {kind.__name__}, which has no memory to compute with")
+        if x.is_meta:
+            raise TypeError(f"{name} is on the meta device, which has no memory to compute with")
         if x.layout is not self._strided or x.is_nested:
             layout = "nested" if x.is_nested else str(x.layout)
             raise TypeError(f"{name} is {layout}; it must be dense (torch.strided)")

@@ -285,6 +285,25 @@ def test_tensors_without_memory_are_refused():
             fa101.flash_attention(dense, dense, dense, out=odd)
 
 
+def test_meta_tensors_are_refused_in_a_sentence():
+    """By name, and without the stack that torch gives."""
+    x = torch.randn(1, 2, 3, 4)
+    meta, length = x.to("meta"), torch.ones(1, dtype=torch.int32, device="meta")
+    words = "is on the meta device, which has no memory to compute with"
+    for name, call in (
+        ("q", lambda: fa101.flash_attention(meta, meta, meta)),
+        ("bias", lambda: fa101.flash_attention(x, x, x, bias=meta[..., :3])),
+        ("out", lambda: fa101.flash_attention(x, x, x, out=meta)),
+        ("v", lambda: fa101.plan(x, x, meta)),
+        ("k_cache", lambda: fa101.flash_attention_with_kvcache(x, meta, x)),
+        ("seqlens_k", lambda: fa101.flash_attention_with_kvcache(x, x, x, seqlens_k=length)),
+    ):
+        with pytest.raises(TypeError, match=f"^{name} {words}$"):
+            call()
+    with pytest.raises(TypeError, match=r"^q cannot be read as a dense array: .*\Z"):
+        raw(meta, meta, meta, x.clone())
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_code_calls_it():
     """torch.compile breaks its graph around the call and computes the same."""
