@@ -510,16 +510,16 @@ _options = functools.partial(_fa101.remember, {}, _checked_options)
 
 def _num_splits(value: Any) -> int:
     """0 for "auto"."""
-    rule = "'auto' or an integer of at least 1"
+    rule = "'auto' or an integer from 1 to 2**63 - 1"
     if isinstance(value, str):
         if value == "auto":
             return 0
         raise ValueError(f"num_splits is {value!r}; it must be {rule}")
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"num_splits is {value!r}; it must be {rule}")
-    if value < 1:
+    if not 1 <= value < 2**63:
         raise ValueError(f"num_splits is {value!r}; it must be {rule}")
-    return min(int(value), 2**31)
+    return int(value)
 
 
 def _rotary(rotary: Any) -> tuple[Any, Any, bool]:

@@ -923,8 +923,10 @@ def test_splits_on_the_cpu():
     cache = Cache([5], 16)
     q = queries(cache, 1)
     assert torch.equal(cache.call(q, num_splits=1), cache.call(q))
-    with pytest.raises(NotImplementedError, match="does not split the keys .num_splits is 2."):
-        cache.call(q, num_splits=2)
+    for num_splits in (2, 2**40, 2**63 - 1):
+        words = f"does not split the keys .num_splits is {num_splits}."
+        with pytest.raises(NotImplementedError, match=words):
+            cache.call(q, num_splits=num_splits)
 
 
 # ---- what is refused -----------------------------------------------------------------------------
@@ -991,6 +993,7 @@ def bad_calls():
         (new | {"rotary": (angles, angles[:, :3], True)}, ValueError, "sin has shape"),
         (new | {"rotary": (angles.half(), angles.half(), True)}, TypeError, "cos has dtype"),
         (fp8, TypeError, "q has dtype float32 and k_cache float8_e4m3fn; .* float16 or bfloat16"),
+        ({"num_splits": 2**63}, ValueError, f"num_splits is {2**63}; it must be 'auto' or an int"),
         (half | {"k_cache": cache.half()}, TypeError, "v_cache has dtype float32"),
         (half | fp8 | {"v_cache": cache.half()}, TypeError,
          "v_cache has dtype float16 but k_cache has dtype float8_e4m3fn"),
