@@ -828,10 +828,14 @@ struct Explained {
     std::string text;
 };
 
-Explained explained(const Params& params, Device device, const Asked& asked, int num_threads) {
+// new_keys: to be appended before, or null.
+Explained explained(const AppendParams* new_keys, const Params& params, Device device,
+                    const Asked& asked, int num_threads) {
     const DeviceInfo info = limited_device_info(device, num_threads);
     Plan p = plan(params.problem, info, asked.kernel, asked.strategy);
-    std::string text = explain(p, params.problem, info);
+    std::string text = new_keys != nullptr
+                           ? explain(*new_keys, p, params.problem, params.tensors, info)
+                           : explain(p, params.problem, info);
     return {std::move(p), std::move(text)};
 }
 
@@ -839,7 +843,7 @@ Explained explain_call(nb::handle q, nb::handle k, nb::handle v, nb::handle out,
                        nb::handle bias, nb::handle mask, nb::handle seqlens_k, const Asked& asked,
                        int num_threads) {
     const Call call(q, k, v, out, lse, bias, mask, seqlens_k, asked);
-    return explained(call.params, call.device, asked, num_threads);
+    return explained(nullptr, call.params, call.device, asked, num_threads);
 }
 
 Explained explain_cached_call(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::handle out,
@@ -849,7 +853,8 @@ Explained explain_cached_call(nb::handle q, nb::handle k_cache, nb::handle v_cac
                               bool interleaved, const Asked& asked, int num_threads) {
     const CachedCall call(q, k_cache, v_cache, out, lse, k, v, seqlens_k, page_table, k_descale,
                           v_descale, cos, sin, q_rotated, interleaved, asked);
-    return explained(call.params, call.device, asked, num_threads);
+    return explained(call.new_keys ? &*call.new_keys : nullptr, call.params, call.device, asked,
+                     num_threads);
 }
 
 nb::list kernel_list() {

@@ -47,9 +47,10 @@ struct KernelFamily {
 
     bool reads_pages = false;  // K and V through a page table
 
-    // append() (kv_cache.h) and `launch` in one; false, and nothing happened, where it takes two.
-    // Null: always.
-    bool (*append_and_launch)(const AppendParams&, const Plan&, const Problem&, const Tensors&,
+    // Whether the launch can do append() (kv_cache.h) of these rows, too; and that launch. Null:
+    // never.
+    bool (*can_append)(const AppendParams&, const Plan&, const Problem&, const Tensors&) = nullptr;
+    void (*append_and_launch)(const AppendParams&, const Plan&, const Problem&, const Tensors&,
                               void* workspace, Stream stream) = nullptr;
 };
 

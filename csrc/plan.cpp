@@ -318,6 +318,13 @@ Plan plan(const Problem& problem, const DeviceInfo& device, std::string_view ker
 
 namespace {
 
+// Whether the launch of the attention writes the new keys, too.
+bool appends(const KernelFamily* family, const AppendParams& new_keys, const Plan& plan,
+             const Problem& problem, const Tensors& tensors) {
+    return family != nullptr && family->can_append != nullptr && !problem.is_empty() &&
+           num_rows(new_keys) > 0 && family->can_append(new_keys, plan, problem, tensors);
+}
+
 // new_keys: to be appended before, or null.
 void run(const AppendParams* new_keys, const Plan& plan, const Problem& problem,
          const Tensors& tensors, void* workspace, Stream stream) {
@@ -344,9 +351,8 @@ void run(const AppendParams* new_keys, const Plan& plan, const Problem& problem,
     if (problem.device == DeviceType::kCuda) guard.emplace(tensors.device_index);
 #endif
     if (new_keys != nullptr) {
-        if (family->append_and_launch != nullptr && num_rows(*new_keys) > 0 &&
-            family->append_and_launch(*new_keys, plan, problem, tensors, workspace, stream)) {
-            return;
+        if (appends(family, *new_keys, plan, problem, tensors)) {
+            return family->append_and_launch(*new_keys, plan, problem, tensors, workspace, stream);
         }
         append(*new_keys, stream);
     }
@@ -376,7 +382,11 @@ std::vector<KernelInfo> kernels() {
     return list;
 }
 
-std::string explain(const Plan& plan, const Problem& problem, const DeviceInfo& device) {
+namespace {
+
+// `append`: how new keys are written, or "".
+std::string explain(const Plan& plan, const Problem& problem, const DeviceInfo& device,
+                    const std::string& append) {
     std::ostringstream text;
     text << "problem    batch " << problem.batch << ", heads " << problem.num_heads << " ("
          << problem.num_heads_kv << " for k and v), seqlen " << problem.seqlen_q << " x "
@@ -412,8 +422,27 @@ std::string explain(const Plan& plan, const Problem& problem, const DeviceInfo& 
     text << plan.tile.block_n << " keys, head_dim padded to " << plan.tile.head_dim << ", "
          << plan.tile.num_warps << (problem.device == DeviceType::kCpu ? " threads" : " warps")
          << ", " << plan.tile.stages << " stage(s)\nsplits     " << plan.num_splits
-         << "\nworkspace  " << plan.workspace_bytes << " bytes\nwhy        " << plan.reason << "\n";
+         << "\nworkspace  " << plan.workspace_bytes << " bytes";
+    if (!append.empty()) text << "\nappend     " << append;
+    text << "\nwhy        " << plan.reason << "\n";
     return text.str();
+}
+
+}  // namespace
+
+std::string explain(const Plan& plan, const Problem& problem, const DeviceInfo& device) {
+    return explain(plan, problem, device, "");
+}
+
+std::string explain(const AppendParams& params, const Plan& plan, const Problem& problem,
+                    const Tensors& tensors, const DeviceInfo& device) {
+    const KernelFamily* family = find_kernel(plan.kernel, plan.strategy);
+    const bool in_one = appends(family, params, plan, problem, tensors);
+    return explain(plan, problem, device,
+                   num_rows(params) == 0                 ? ""
+                   : in_one                              ? "in the attention's own launch"
+                   : problem.device == DeviceType::kCuda ? "a launch of its own, before"
+                                                         : "before the attention");
 }
 
 }  // namespace fa101

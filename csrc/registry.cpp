@@ -90,6 +90,7 @@ constexpr KernelFamily kFa2CuteSplitKV = {
     FA101_CUDA_LAUNCH(flash_decode::launch),
     FA101_DECODE_ARCHS,
     /*reads_pages=*/true,
+    flash_decode::can_append,
     FA101_CUDA_LAUNCH(flash_decode::append_and_launch),
 };
 

@@ -170,16 +170,17 @@ void launch(const Plan& plan, const Problem& problem, const Tensors& tensors, vo
 
 // Few new rows, as split 0 writes all; none rotated, for each block would rotate its queries too;
 // and one tile of up to 16 rows.
-bool append_and_launch(const AppendParams& new_keys, const Plan& plan, const Problem& problem,
-                       const Tensors& tensors, void* workspace, Stream stream) {
+bool can_append(const AppendParams& new_keys, const Plan& plan, const Problem& problem,
+                const Tensors& tensors) {
     constexpr int64_t kFewRows = 4;
-    if (!reads_them(problem, tensors, new_keys) || new_keys.dtype != problem.dtype_q ||
-        new_keys.rotary_dim > 0 || problem.dtype_q == DType::kFloat32 || plan.tile.block_m > 16 ||
-        new_keys.k.rows > kFewRows) {
-        return false;
-    }
+    return reads_them(problem, tensors, new_keys) && new_keys.dtype == problem.dtype_q &&
+           new_keys.rotary_dim == 0 && problem.dtype_q != DType::kFloat32 &&
+           plan.tile.block_m <= 16 && new_keys.k.rows <= kFewRows;
+}
+
+void append_and_launch(const AppendParams& new_keys, const Plan& plan, const Problem& problem,
+                       const Tensors& tensors, void* workspace, Stream stream) {
     launch(new_keys, plan, problem, tensors, workspace, stream);
-    return true;
 }
 
 }  // namespace fa101::flash_decode

@@ -17,7 +17,8 @@ Tile tile(const Problem&, const DeviceInfo&);
 Splits splits(const Problem&, const DeviceInfo&);
 int64_t workspace(const Plan&, const Problem&);
 void launch(const Plan&, const Problem&, const Tensors&, void* workspace, Stream);
-bool append_and_launch(const AppendParams&, const Plan&, const Problem&, const Tensors&,
+bool can_append(const AppendParams&, const Plan&, const Problem&, const Tensors&);
+void append_and_launch(const AppendParams&, const Plan&, const Problem&, const Tensors&,
                        void* workspace, Stream);
 
 // The parts of the result that the splits leave, by row as lse counts them, (batch, num_heads,

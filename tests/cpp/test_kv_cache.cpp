@@ -407,6 +407,63 @@ TEST_CASE("empty appends do nothing") {
     none.run();
 }
 
+TEST_CASE("explain() says whether new keys take a launch of their own") {
+    // Three sequences with room for 640 keys, as they would run on an H200.
+    struct Asked {
+        DType dtype = DType::kFloat16;
+        int64_t seqlen_q = 2, num_new = 4;
+        bool rotates = false, in_another_cache = false;
+        DeviceType device = DeviceType::kCuda;
+    };
+    const auto explained = [](const Asked& asked) {
+        const auto dense = [&](int64_t heads, int64_t seqlen) {
+            return HostTensor(asked.dtype, {3, heads, seqlen, 64});
+        };
+        HostTensor q = dense(4, asked.seqlen_q), o = q, k = dense(2, asked.num_new), v = k;
+        HostTensor k_cache = dense(2, 640), v_cache = k_cache, another = k_cache;
+        HostTensor cos(DType::kFloat32, {640, 16}), sin = cos;
+        Ints lengths({0, 510, 600});
+        const auto view_of = [&](auto& tensor) {
+            TensorView view = tensor.view();
+            view.device = {asked.device, 0};
+            return view;
+        };
+        const TensorView lengths_view = view_of(lengths), cos_view = view_of(cos);
+        const TensorView sin_view = view_of(sin), k_cache_view = view_of(k_cache);
+        AppendOptions append_options;
+        append_options.seqlens_k = &lengths_view;
+        if (asked.rotates) append_options.cos = &cos_view, append_options.sin = &sin_view;
+        const AppendParams new_keys = make_append_params(view_of(k), view_of(v), k_cache_view,
+                                                         view_of(v_cache), append_options);
+        Options options;
+        options.seqlens_k = &lengths_view;
+        options.seqlen_new = asked.num_new;
+        const Params params =
+            make_params(view_of(q), asked.in_another_cache ? view_of(another) : k_cache_view,
+                        view_of(v_cache), view_of(o), nullptr, options);
+        DeviceInfo device;
+        device.type = asked.device;
+        device.arch = 90, device.num_sms = 132, device.smem_per_block = 227 * 1024;
+        const Plan chosen = plan(params.problem, device);
+        return explain(new_keys, chosen, params.problem, params.tensors, device);
+    };
+    const auto says = [&](const Asked& asked, const std::string& words) {
+        return explained(asked).find(words) != std::string::npos;
+    };
+    const std::string in_one = "\nappend     in the attention's own launch\nwhy  ";
+    const std::string alone = "\nappend     a launch of its own, before\nwhy  ";
+    CHECK(says({}, in_one));
+    CHECK(says({DType::kBFloat16, 8, 1}, in_one));
+    CHECK(says({DType::kFloat16, 9}, alone));  // 18 rows of a key/value head
+    CHECK(says({DType::kFloat16, 2, 5}, alone));
+    CHECK(says({DType::kFloat32}, alone));
+    CHECK(says({DType::kFloat16, 2, 4, /*rotates=*/true}, alone));
+    CHECK(says({DType::kFloat16, 2, 4, false, /*in_another_cache=*/true}, alone));
+    CHECK(says({DType::kFloat16, 2, 4, false, false, DeviceType::kCpu},
+               "\nappend     before the attention\nwhy  "));
+    CHECK_FALSE(says({DType::kFloat16, 2, 0}, "append"));
+}
+
 TEST_CASE("what append refuses, it names") {
     const auto with = [](auto change) {
         Append a = usual();

@@ -297,8 +297,10 @@ def test_plan_and_explain_with_kvcache(capsys):
     explained = fa101.explain_with_kvcache(q, cache, cache.clone(), **call)
     text = capsys.readouterr().out
     assert text == str(explained) == str(plan)
-    for words in ("seqlen 1 x 32", "heads 4 (2 for k and v)", "seqlens_k, pages of 16", "cpu_fa2"):
+    for words in ("seqlen 1 x 32", "heads 4 (2 for k and v)", "seqlens_k, pages of 16", "cpu_fa2",
+                  "\nappend     before the attention\n"):  # fmt: skip
         assert words in text
+    assert "append" not in str(fa101.plan_with_kvcache(q, cache[:2], cache[2:4]))
     rotary = (torch.ones(32, 4), torch.zeros(32, 4), False)
     assert fa101.plan_with_kvcache(q, cache, cache.clone(), **call, rotary=rotary)
     answer = {"out": torch.zeros_like(q), "return_lse": True}

@@ -919,6 +919,18 @@ def test_number_of_splits(page_size):
             cache.check(q, num_splits=num_splits)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("new", "words"), [(1, "in the attention's own launch"), (5, "a launch of its own")]
+)
+def test_plans_say_how_new_keys_are_written(new, words):
+    cache = Cache([1000, 0], 2048, head_dim=64, dtype=torch.float16, device="cuda", new=new)
+    plan = fa101.plan_with_kvcache(
+        queries(cache, 1), *cache.caches(), seqlens_k=cache.seqlens_k, **cache.new_keys()
+    )
+    assert f"\nappend     {words}" in str(plan)
+
+
 def test_splits_on_the_cpu():
     cache = Cache([5], 16)
     q = queries(cache, 1)
@@ -981,6 +993,7 @@ def bad_calls():
         ({"page_table": table, "k_cache": cache[:, :8], "v_cache": cache[:, :8]}, ValueError,
          "k_cache has pages of 8 keys; the page size must be a power of two from 16 on"),
         ({"num_splits": 0}, ValueError, "num_splits is 0; it must be 'auto' or an integer"),
+        ({"num_splits": 2**63}, ValueError, f"num_splits is {2**63}; it must be 'auto' or an int"),
         ({"num_splits": "many"}, ValueError, "num_splits is 'many'"),
         ({"num_splits": 1.0}, TypeError, "num_splits is 1.0"),
         ({"rotary": (angles, angles, False)}, ValueError, "rotary is given without k and v"),
@@ -993,7 +1006,6 @@ def bad_calls():
         (new | {"rotary": (angles, angles[:, :3], True)}, ValueError, "sin has shape"),
         (new | {"rotary": (angles.half(), angles.half(), True)}, TypeError, "cos has dtype"),
         (fp8, TypeError, "q has dtype float32 and k_cache float8_e4m3fn; .* float16 or bfloat16"),
-        ({"num_splits": 2**63}, ValueError, f"num_splits is {2**63}; it must be 'auto' or an int"),
         (half | {"k_cache": cache.half()}, TypeError, "v_cache has dtype float32"),
         (half | fp8 | {"v_cache": cache.half()}, TypeError,
          "v_cache has dtype float16 but k_cache has dtype float8_e4m3fn"),

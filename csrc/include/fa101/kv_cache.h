@@ -24,6 +24,7 @@
 #include <fa101/tensor_view.h>
 
 #include <cstdint>
+#include <string>
 
 namespace fa101 {
 
@@ -100,5 +101,10 @@ FA101_EXPORT void append(const AppendParams& params, Stream stream = nullptr);
 FA101_EXPORT void append_and_run(const AppendParams& params, const Plan& plan,
                                  const Problem& problem, const Tensors& tensors, void* workspace,
                                  Stream stream);
+
+// explain() of append_and_run(): also whether it takes one launch.
+FA101_EXPORT std::string explain(const AppendParams& params, const Plan& plan,
+                                 const Problem& problem, const Tensors& tensors,
+                                 const DeviceInfo& device);
 
 }  // namespace fa101
