@@ -75,7 +75,10 @@ std::string supports_splits(const Problem& p, const DeviceInfo& device) {
     // With lengths any window is one, or the capacity would choose the kernel.
     if (p.has_seqlens_k && p.mask_left != -Problem::kUnbounded) return "it has no window";
     if (std::string reason = refuse_extras(plain); !reason.empty()) return reason;
-    return refuse_tiles(num_tiles(p, 128) * splits(p, device).count);
+    const int count = splits(p, device).count;
+    const int64_t items = num_tiles(p, 128) * count;
+    if (std::string reason = refuse_tiles(items); !reason.empty()) return reason;
+    return count > 1 ? flash_decode::refuse_grid(p, items) : "";
 }
 
 Tile tile(const Problem& p, const DeviceInfo& device) {

@@ -585,6 +585,18 @@ TEST_CASE("a number of splits is for kernels that split") {
     CHECK_THROWS_AS(plan(p, laptop()), Unsupported);
 }
 
+TEST_CASE("sm90 splits no more rows than a grid can merge") {
+    Problem p = problem(DeviceType::kCuda, DType::kFloat16, 64, 4096);
+    p.batch = 1, p.num_heads = p.num_heads_kv = 1 << 16;
+    p.num_splits = 2;
+    p.seqlen_q = 1 << 14;
+    CHECK(plan(p, kH200, "sm90").strategy == Strategy::kSplitKV);
+    p.seqlen_q = 1 << 17;  // a warp a row and 4 of them a block would be 2^31 blocks
+    CHECK(contains(supports("sm90", p, kH200), "8589934592 rows to merge; 2^31 - 1 is the limit"));
+    p.num_splits = 1;
+    CHECK(plan(p, kH200, "sm90").strategy == Strategy::kSplitQ);
+}
+
 TEST_CASE("kernels without code for the GPU are passed over; none left is a CudaError") {  // FA-087
     const Problem p = problem(DeviceType::kCuda, DType::kFloat16, 64);
     DeviceInfo device = kH200;
