@@ -134,9 +134,8 @@ def flash_attention(
     a bias of -inf hides is seen, with weight 0, and 0 * NaN is NaN; a mask hides it entirely.
     """
     options = _options(
-        causal, window, align, softmax_scale, softcap, layout, "auto", kernel, strategy
+        causal, window, align, softmax_scale, softcap, layout, "auto", kernel, strategy, return_lse
     )
-    _require_type("return_lse", return_lse, bool, "True or False")
     framework = framework_of("q", q)
     answer = framework.short_way(q, k, v, bias, mask, seqlens_k, out, return_lse, layout, options)
     if answer is not None:
@@ -289,11 +288,11 @@ def flash_attention_with_kvcache(
 
     On CUDA pages and caches in fp8 need a head_dim of at most 256.
     """
-    _require_type("return_lse", return_lse, bool, "True or False")
     options = _options(
-        causal, window, align, softmax_scale, softcap, layout, num_splits, "auto", "auto"
-    )
-    cos, sin, interleaved = _rotary(rotary)
+        causal, window, align, softmax_scale, softcap, layout, num_splits, "auto", "auto",
+        return_lse,
+    )  # fmt: skip
+    cos, sin, interleaved = (None, None, False) if rotary is None else _rotary(rotary)
     answer = framework_of("q", q).short_way_with_kvcache(
         q, k_cache, v_cache, k, v, seqlens_k, page_table, k_descale, v_descale, cos, sin,
         interleaved, out, return_lse, layout, options,
@@ -347,9 +346,8 @@ def plan(
 ) -> _fa101.Plan:
     """How flash_attention would run with these arguments: kernel, tile, workspace, and why.
     Writes nothing."""
-    _require_type("return_lse", return_lse, bool, "True or False")
     options = _options(
-        causal, window, align, softmax_scale, softcap, layout, "auto", kernel, strategy
+        causal, window, align, softmax_scale, softcap, layout, "auto", kernel, strategy, return_lse
     )
     framework = framework_of("q", q)
     optional = {"bias": bias, "mask": mask, "seqlens_k": seqlens_k, "out": out}
@@ -389,10 +387,10 @@ def plan_with_kvcache(
     out: Any = None,
 ) -> _fa101.Plan:
     """How flash_attention_with_kvcache would run with these arguments. Writes nothing."""
-    _require_type("return_lse", return_lse, bool, "True or False")
     options = _options(
-        causal, window, align, softmax_scale, softcap, layout, num_splits, "auto", "auto"
-    )
+        causal, window, align, softmax_scale, softcap, layout, num_splits, "auto", "auto",
+        return_lse,
+    )  # fmt: skip
     cos, sin, interleaved = _rotary(rotary)
     framework, arrays = _cached_arrays(
         q, k_cache, v_cache, k, v, seqlens_k, page_table, k_descale, v_descale, cos, sin, layout,
@@ -485,8 +483,10 @@ def _checked_options(
     num_splits: Any,
     kernel: Any,
     strategy: Any,
+    return_lse: Any,
 ) -> _fa101.Options:
     _require_type("causal", causal, bool, "True or False")
+    _require_type("return_lse", return_lse, bool, "True or False")
     for name, text in (
         ("align", align), ("layout", layout), ("kernel", kernel), ("strategy", strategy)
     ):  # fmt: skip
