@@ -405,20 +405,16 @@ nb::object remember(nb::dict kept, nb::handle make, const nb::args& arguments) {
     constexpr size_t kMost = 256;
     // A call in a loop has the very same arguments; hashing them takes three times as long.
     struct Recent {
-        nb::object kept, arguments, answer;
+        nb::object kept;
+        nb::tuple arguments;
+        nb::object answer;
     };
     static std::array<Recent, 4>& recent = *new std::array<Recent, 4>;  // Python is gone by exit
     static size_t oldest = 0;
-    const size_t n = arguments.size();
     const auto are_these = [&](const Recent& r) {
-        if (!r.kept.is(kept) || PyTuple_Size(r.arguments.ptr()) != PyTuple_Size(arguments.ptr()))
-            return false;
-        for (size_t i = 0; i < n; ++i) {
-            const auto at = static_cast<Py_ssize_t>(i);
-            if (PyTuple_GetItem(r.arguments.ptr(), at) != PyTuple_GetItem(arguments.ptr(), at))
-                return false;
-        }
-        return true;
+        return r.kept.is(kept) && r.arguments.size() == arguments.size() &&
+               std::equal(arguments.begin(), arguments.end(), r.arguments.begin(),
+                          [](nb::handle a, nb::handle b) { return a.is(b); });
     };
     for (const Recent& r : recent) {
         if (are_these(r)) return r.answer;
