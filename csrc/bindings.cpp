@@ -74,11 +74,15 @@ const ExchangeApi* exchange_api(nb::handle array) {
     return last_api;
 }
 
+bool requires_grad(nb::handle array) {
+    static PyObject* const attribute = PyUnicode_InternFromString("requires_grad");
+    return nb::getattr(array, nb::handle(attribute), nb::none()).is(nb::handle(Py_True));
+}
+
 // The exchange API and torch's own to_dlpack hand out tensors that require grad: the result would
 // have no gradient and nobody would notice.
 void refuse_lost_gradient(nb::handle array, const char* name) {
-    static PyObject* const attribute = PyUnicode_InternFromString("requires_grad");
-    if (!nb::getattr(array, nb::handle(attribute), nb::none()).is(nb::handle(Py_True))) return;
+    if (!requires_grad(array)) return;
     const nb::object torch = nb::steal(PyImport_GetModule(nb::str("torch").ptr()));
     if (torch.is_valid() && !nb::cast<bool>(torch.attr("is_grad_enabled")())) return;
     throw std::runtime_error(std::string(name) +
@@ -87,7 +91,8 @@ void refuse_lost_gradient(nb::handle array, const char* name) {
                              name + ".detach()");
 }
 
-// What Python hands in, an array or None; and what the exchange API has said of it, if asked.
+// What Python hands in, an array or None; and what the exchange API has said of it, if it was
+// asked: then the array has no gradient to lose.
 struct Argument {
     Argument() = default;
     Argument(nb::handle source) : source(source) {}
@@ -103,20 +108,11 @@ enum class Access { kRead, kWrite };
 class Array {
   public:
     Array(const Argument& argument, const char* name, Access access) {
-        const nb::handle source = argument.source;
-        refuse_lost_gradient(source, name);
         if (argument.tensor) {
             tensor_ = *argument.tensor;
-        } else if (const ExchangeApi* api = exchange_api(source)) {
-            if (api->borrow(source.ptr(), &tensor_) != 0) {
-                nb::python_error error;
-                std::string reason = nb::str(error.value()).c_str();
-                reason.resize(std::min(reason.find('\n'), reason.size()));  // a stack follows
-                nb::raise_from(error, PyExc_TypeError, "%s cannot be read as a dense array: %s",
-                               name, reason.c_str());
-            }
         } else {
-            import(source, name, access);
+            refuse_lost_gradient(argument.source, name);
+            borrow(argument.source, name, access);
         }
         int64_t size = 1;
         for (int i = 0; i < tensor_.ndim; ++i) size *= tensor_.shape[i];
@@ -132,6 +128,18 @@ class Array {
     void* data() const { return static_cast<char*>(tensor_.data) + tensor_.byte_offset; }
 
   private:
+    void borrow(nb::handle source, const char* name, Access access) {
+        const ExchangeApi* api = exchange_api(source);
+        if (api == nullptr) return import(source, name, access);
+        if (api->borrow(source.ptr(), &tensor_) != 0) {
+            nb::python_error error;
+            std::string reason = nb::str(error.value()).c_str();
+            reason.resize(std::min(reason.find('\n'), reason.size()));  // a stack follows
+            nb::raise_from(error, PyExc_TypeError, "%s cannot be read as a dense array: %s", name,
+                           reason.c_str());
+        }
+    }
+
     void import(nb::handle source, const char* name, Access access) {
         nb::ndarray<> writable;
         if (access == Access::kWrite && nb::try_cast(source, writable, false)) {
@@ -675,6 +683,7 @@ class TorchCalls {
           len_modes_(framework.attr("_len_modes")),
           forward_ad_(framework.attr("_forward_ad")),
           is_autocast_(framework.attr("_is_autocast")),
+          is_grad_enabled_(framework.attr("_torch").attr("is_grad_enabled")),
           empty_like_(framework.attr("_torch").attr("empty_like")),
           empty_out_(framework.attr("empty_out")),
           empty_lse_(framework.attr("empty_lse")),
@@ -690,14 +699,16 @@ class TorchCalls {
         if (!is_plain(q, is_float) || !is_plain(k, is_float) || !is_plain(v, is_float) ||
             !is_plain_or_none(bias, is_float) || !is_plain_or_none(mask, is_bool) ||
             !is_plain_or_none(seqlens_k, is_int32) || !is_plain_or_none(out, is_float) ||
-            is_transformed(*q.tensor)) {
+            is_transformed(*q.tensor) ||
+            loses_gradient({q.source, k.source, v.source, bias.source, out.source})) {
             return nb::none();
         }
-        const nb::object target = out.is_none() ? empty_out(q, v) : nb::borrow(out.source);
+        const nb::object result = out.is_none() ? empty_out(q, v) : nb::borrow(out.source);
+        const Argument target = out.is_none() ? made(result) : out;
         const nb::object lse = return_lse ? empty_lse_(q.source, layout) : nb::none();
         run_here(Call(q, k, v, target, lse, bias, mask, seqlens_k, asked), q, asked);
-        mark_written({out.source});
-        return lse.is_none() ? target : nb::object(nb::make_tuple(target, lse));
+        if (!out.is_none()) mark_written({out.source});
+        return lse.is_none() ? result : nb::object(nb::make_tuple(result, lse));
     }
 
     nb::object attention_with_kvcache(Argument q, Argument k_cache, Argument v_cache, Argument k,
@@ -714,10 +725,14 @@ class TorchCalls {
             !is_plain_or_none(page_table, is_int32) || !is_plain_or_none(k_descale, is_float) ||
             !is_plain_or_none(v_descale, is_float) || !is_plain_or_none(cos, is_float) ||
             !is_plain_or_none(sin, is_float) || !is_plain_or_none(out, is_float) ||
-            is_transformed(*q.tensor)) {
+            is_transformed(*q.tensor) ||
+            loses_gradient({q.source, k_cache.source, v_cache.source, k.source, v.source,
+                            k_descale.source, v_descale.source, cos.source, sin.source,
+                            out.source})) {
             return nb::none();
         }
-        const nb::object target = out.is_none() ? empty_out(q, v_cache) : nb::borrow(out.source);
+        const nb::object result = out.is_none() ? empty_out(q, v_cache) : nb::borrow(out.source);
+        const Argument target = out.is_none() ? made(result) : out;
         const nb::object lse = return_lse ? empty_lse_(q.source, layout) : nb::none();
         const nb::object q_rotated = cos.is_none() ? nb::none() : empty_out(q, q);
         const nb::object lengths = length ? full_int32_(*length, q.tensor->shape[0], q.source)
@@ -726,13 +741,29 @@ class TorchCalls {
                               k_descale, v_descale, cos, sin, q_rotated, interleaved, asked);
         if (!has_room(call, length)) return nb::none();
         run_here(call, q, asked);
-        const nb::handle none = Py_None;
-        mark_written(
-            {k.is_none() ? none : k_cache.source, k.is_none() ? none : v_cache.source, out.source});
-        return lse.is_none() ? target : nb::object(nb::make_tuple(target, lse));
+        if (!k.is_none()) mark_written({k_cache.source, v_cache.source});
+        if (!out.is_none()) mark_written({out.source});
+        return lse.is_none() ? result : nb::object(nb::make_tuple(result, lse));
     }
 
   private:
+    // Asks the exchange API; whether it answers.
+    static bool borrow(Argument& argument) {
+        const ExchangeApi* api = exchange_api(argument.source);
+        if (api == nullptr) return false;
+        if (api->borrow(argument.source.ptr(), &argument.tensor.emplace()) == 0) return true;
+        PyErr_Clear();
+        argument.tensor.reset();
+        return false;
+    }
+
+    // An array of our own making.
+    static Argument made(const nb::object& array) {
+        Argument argument(array);
+        borrow(argument);
+        return argument;
+    }
+
     // Whether it is of a plain type and has the C exchange API, and is, as it stands, dense in
     // memory (no lazy negation, nothing sparse or nested), in a dtype that `fits`, with a
     // contiguous last axis.
@@ -740,13 +771,8 @@ class TorchCalls {
     bool is_plain(Argument& argument, const Fits& fits) const {
         const nb::handle array = argument.source, type = array.type();
         if (!type.is(tensor_) && !type.is(parameter_)) return false;
-        const ExchangeApi* api = exchange_api(array);
-        if (api == nullptr) return false;
-        nb::dlpack::dltensor& t = argument.tensor.emplace();
-        if (api->borrow(array.ptr(), &t) != 0) {
-            PyErr_Clear();
-            return false;
-        }
+        if (!borrow(argument)) return false;
+        const nb::dlpack::dltensor& t = *argument.tensor;
         if (!fits(t.dtype) || t.ndim < 1 || t.strides == nullptr) return false;
         if (t.strides[t.ndim - 1] != 1 && t.shape[t.ndim - 1] != 1) return false;
         return is_neg_(array).is(nb::handle(Py_False));
@@ -766,6 +792,13 @@ class TorchCalls {
                nb::cast<int>(len_modes_()) > 0 ||
                nb::cast<int>(forward_ad_.attr(nb::handle(level))) >= 0 ||
                nb::cast<bool>(is_autocast_(nb::handle(is_cuda ? cuda : cpu)));
+    }
+
+    // Whether one of them, None or an array, has a gradient that nobody would compute.
+    bool loses_gradient(std::initializer_list<nb::handle> arrays) const {
+        const auto has_gradient = [](nb::handle x) { return !x.is_none() && requires_grad(x); };
+        return nb::cast<bool>(is_grad_enabled_()) &&
+               std::any_of(arrays.begin(), arrays.end(), has_gradient);
     }
 
     // empty_like gives what empty_out of Python's does, in a third of the time, where q is dense.
@@ -806,15 +839,14 @@ class TorchCalls {
     void mark_written(std::initializer_list<nb::handle> arrays) const {
         nb::list changed;
         for (const nb::handle array : arrays) {
-            const bool is_counted = !array.is_none() && !nb::cast<bool>(is_inference_(array));
-            if (is_counted) changed.append(array);
+            if (!nb::cast<bool>(is_inference_(array))) changed.append(array);
         }
         if (changed.size() > 0) increment_version_(changed);
     }
 
     nb::object tensor_, parameter_, is_neg_, is_inference_, is_tracing_, transforms_, len_modes_,
-        forward_ad_, is_autocast_, empty_like_, empty_out_, empty_lse_, full_int32_,
-        increment_version_, allocator_, num_threads_;
+        forward_ad_, is_autocast_, is_grad_enabled_, empty_like_, empty_out_, empty_lse_,
+        full_int32_, increment_version_, allocator_, num_threads_;
 };
 
 // ---- plans and facts ----------------------------------------------------------------------------
