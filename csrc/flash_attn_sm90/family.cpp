@@ -85,8 +85,8 @@ Tile tile(const Problem& p, const DeviceInfo& device) {
     const HeadDims head_dims = *find_tile(p);
     const int packed_heads = packed_heads_for(p, head_dims);
     const Config config = config_for(p, device.num_sms, head_dims, packed_heads);
-    return {config.block_m(),        config.block_n, head_dims.qk,
-            4 * (1 + config.groups), config.stages,  packed_heads};
+    return {config.block_m(),   config.block_n, head_dims.qk,
+            config.num_warps(), config.stages,  packed_heads};
 }
 
 int64_t workspace(const Plan& plan, const Problem& p) {
@@ -96,8 +96,8 @@ int64_t workspace(const Plan& plan, const Problem& p) {
 Tile tile_of_splits(const Problem& p, const DeviceInfo&) {
     const HeadDims head_dims = *find_tile(p);
     const Config config = two_groups(head_dims.qk, head_dims.v);
-    return {config.block_m(),        config.block_n, head_dims.qk,
-            4 * (1 + config.groups), config.stages,  packed_heads_for(p, head_dims)};
+    return {config.block_m(),   config.block_n, head_dims.qk,
+            config.num_warps(), config.stages,  packed_heads_for(p, head_dims)};
 }
 
 // The number, up to what fills the multiprocessors, with which a model of them is done first. In

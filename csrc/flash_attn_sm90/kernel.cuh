@@ -34,6 +34,12 @@
 // p heads by 64 / p or 16 / p queries, and only who counts queries (mask, lse, a row on its own)
 // looks. Few queries then fill a tile; tile_config.h says where it pays.
 //
+// Where a tile's keys all fit into shared memory, up to 256 of head_dim 64, nothing is handed over
+// but data (kAtOnce): a block has one tile, one of its threads asks for all loads before the first
+// wait, and there is no producer, no turn and no empty barrier. That shortens the start of small
+// problems, and registers last for longer steps. The launch itself may overlap the end of what is
+// before it on the stream (common/dependent.cuh).
+//
 // A chunk of queries against a long cache may still be fewer tiles than multiprocessors. Then the
 // keys of each are split over blocks as in lesson 4 (kSplits): O and lse of a part are float32, and
 // combine.cu merges them. These kernels also take the lengths of caches from the device.
@@ -99,6 +105,7 @@
 //
 //   head_dim   tile         O    S    P   sum      Q    K+V   O   sum
 //   64         128 x  48    32   24   12   68      16    48   32   96     two blocks, 104 registers
+//   64         128 x  64    32   32   16   80      16    64   16   96     two blocks, 128; at once
 //   64         128 x 128    32   64   32  128      32    64   32  128
 //   64         192 x 128    32   64   32  128      24    64   48  136
 //   96         128 x 128    48   64   32  144      48    96   16  160
@@ -143,6 +150,10 @@
 //     polynomial              causal   -3  -8  -9      -2  -5  -6
 //   two blocks an SM, each    full      0  -9 -17
 //     of two groups, 48 keys  causal   +7  -4 -12
+//
+// Loads at once (fp16, head_dim 64), in us for two blocks with producers: batch 8, 16 heads, 256
+// keys 11.7 (12.9), causal 10.3 (11.9), by graph replay 8.9 (9.6) and 8.4 (9.5); batch 1, 12 heads
+// 8.0 (9.3); batch 16, 128 keys 9.4 (10.6); batch 64, 256 keys 51.8 (53.8), 197 keys 23.6 (22.3).
 //
 // What gained is here, what lost is not: three groups where the rows are many, two blocks where
 // they are few. Turns lost up to 5 % at 64 and 2 % at 128, lazy rescaling 3 % at 64, before there
@@ -193,7 +204,8 @@ struct KernelParams {
     CUtensorMap q_map, o_map;  // (head_dim, heads of a pack, seqlen, packs, batch)
     Tensors t;
     Mask mask;
-    int num_heads, group_size, seqlen_q, head_dim, head_dim_v;
+    int num_heads, seqlen_q, head_dim, head_dim_v;
+    Divider group;            // query heads that share a key/value head
     int log2_pack, num_rows;  // of a pack
     Divider num_packs;
     // Sections are of packs whose tiles are mixed, so that their K and V stay in L2.
@@ -428,7 +440,7 @@ __device__ __forceinline__ void redo_row(const KernelParams& p, const TileInfo& 
     using Element = typename Traits::Element;
     const Tensors& t = p.t;
     constexpr bool kPacks = Traits::kPacks;
-    const int head_kv = tile.bidh / p.group_size;
+    const int head_kv = p.group.quotient(tile.bidh);
     const int head = p.head_of<kPacks>(tile, row), query = p.query_of<kPacks>(row);
     const auto* const q = static_cast<const Element*>(t.q_ptr) + tile.bidb * t.q_batch_stride +
                           head * t.q_head_stride + query * t.q_row_stride;
@@ -516,6 +528,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
     constexpr bool kPacks = Traits::kPacks;
     constexpr int kHalfN = Traits::kHalfN;
     constexpr bool kHasHalf = Traits::kHasHalf;
+    constexpr bool kAtOnce = Traits::kAtOnce;
 
     extern __shared__ __align__(1024) unsigned char smem[];
     // Through a shuffle, or the compiler would ask for the address anew in every step, and wait.
@@ -530,23 +543,25 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         prefetch_tma_descriptor(&p.v_map);
         prefetch_tma_descriptor(&p.o_map);
         for (int g = 0; g < kGroups; ++g) {
-            for (int s = 0; s < Traits::kStagesQ; ++s) {
-                storage.q_full[g][s].init(1);
-                storage.q_empty[g][s].init(4);
-            }
+            for (int s = 0; s < Traits::kStagesQ; ++s) storage.q_full[g][s].init(1);
         }
         for (int s = 0; s < kStages; ++s) {
             storage.k_full[s].init(1);
             storage.v_full[s].init(1);
-            storage.k_empty[s].init(4 * kGroups);
-            storage.v_empty[s].init(4 * kGroups);
         }
-        storage.tile_full.init(1);
-        storage.tile_empty.init(4 * kGroups + 1);
+        if constexpr (!kAtOnce) {
+            for (int g = 0; g < kGroups; ++g) {
+                for (int s = 0; s < Traits::kStagesQ; ++s) storage.q_empty[g][s].init(4);
+            }
+            for (int s = 0; s < kStages; ++s) {
+                storage.k_empty[s].init(4 * kGroups);
+                storage.v_empty[s].init(4 * kGroups);
+            }
+            storage.tile_full.init(1);
+            storage.tile_empty.init(4 * kGroups + 1);
+        }
         cutlass::arch::fence_barrier_init();
     }
-    __syncthreads();
-    if constexpr (kSplits) start_next();  // who merges the parts
 
     // Key blocks of a tile: it visits first + n for n = count - 1 ... 0; none if count <= 0.
     const auto first_block_of = [](const TileMask& mask) {
@@ -559,13 +574,82 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         return kStartsAhead ? max(n, 1) : n;
     };
 
-    const int warpgroup = cutlass::canonical_warp_group_idx();
-    RingPosition<1> tile_ring;
     struct Work {
         TileInfo tile;
         TileMask mask;
         int num_blocks, first_block;
     };
+
+    // ---- Loads: by one thread, in the order in which they are used ----
+    constexpr uint64_t kReadOnce = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_FIRST);
+    constexpr uint64_t kReadOften = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);
+    struct Place {  // of K and V
+        int first_block, head_kv, bidb;
+    };
+    // `rows` of one tile into shared memory, a box of columns at a time; at: where, after the
+    // column.
+    const auto load = [](const CUtensorMap& map, typename Traits::FullBarrier& full, uint64_t hint,
+                         Element* to, int rows, int head_dim, auto... at) {
+        full.arrive_and_expect_tx(rows * head_dim * sizeof(Element));
+        CUTE_UNROLL
+        for (int d = 0; d < head_dim; d += kBox) {
+            SM90_TMA_LOAD::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, to + d * rows, d,
+                                at...);
+        }
+    };
+    const auto await_empty = [](typename Traits::EmptyBarrier& empty, uint32_t parity) {
+        if constexpr (!kAtOnce) empty.wait(parity ^ 1);
+    };
+    RingPosition<kStages> k_ring, v_ring;
+    RingPosition<Traits::kStagesQ> q_ring;
+    const auto load_k = [&](const Place& at, int n_block) {
+        await_empty(storage.k_empty[k_ring.slot()], k_ring.parity());
+        load(p.k_map, storage.k_full[k_ring.slot()], kReadOften, storage.k[k_ring.slot()], kBlockN,
+             Traits::kHeadDim, (at.first_block + n_block) * kBlockN, at.head_kv, at.bidb);
+        k_ring.advance();
+    };
+    const auto load_v = [&](const Place& at, int n_block) {
+        await_empty(storage.v_empty[v_ring.slot()], v_ring.parity());
+        load(p.v_map, storage.v_full[v_ring.slot()], kReadOften, storage.v[v_ring.slot()], kBlockN,
+             Traits::kHeadDimV, (at.first_block + n_block) * kBlockN, at.head_kv, at.bidb);
+        v_ring.advance();
+    };
+    const auto load_q = [&](const TileInfo& tile) {
+        const int slot = q_ring.slot();
+        for (int g = 0; g < kGroups; ++g) {
+            await_empty(storage.q_empty[g][slot], q_ring.parity());
+            load(p.q_map, storage.q_full[g][slot], kReadOnce, storage.q[g][slot], kGroupM,
+                 Traits::kHeadDim, 0, p.query_of<kPacks>(tile.m_begin + g * kGroupM),
+                 tile.bidh >> p.log2_pack, tile.bidb);
+        }
+        q_ring.advance();
+    };
+    const auto load_pair = [&](const Place& at, int n_block) {
+        load_k(at, n_block - 1);
+        load_v(at, n_block);
+    };
+
+    Work only;  // of a block that has one tile
+    if constexpr (kAtOnce) {
+        const TileInfo tile = tile_info<kBlockM>(p, blockIdx.x);
+        const TileMask mask = p.mask.tile(p.query_of<kPacks>(tile.m_begin), kBlockM);
+        only = {tile, mask, num_blocks_of(mask, tile.m_begin), 0};
+        wait_for_stream();
+        if (threadIdx.x == 0 && only.num_blocks > 0) {
+            const Place at = {0, p.group.quotient(tile.bidh), tile.bidb};
+            int n_block = only.num_blocks - 1;
+            load_k(at, n_block);
+            load_q(tile);
+#pragma unroll 1
+            for (; n_block > 0; --n_block) load_pair(at, n_block);
+            load_v(at, 0);
+        }
+    }
+    __syncthreads();
+    if constexpr (kSplits) start_next();  // who merges the parts
+
+    const int warpgroup = cutlass::canonical_warp_group_idx();
+    RingPosition<1> tile_ring;
     const auto await_tile = [&] {
         storage.tile_full.wait(tile_ring.parity());
         tile_ring.advance();
@@ -578,7 +662,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                     storage.tile_num_blocks,
                     kSplits ? storage.tile_first_block : first_block_of(mask)};
     };
-    if (warpgroup == 0) {
+    if (!kAtOnce && warpgroup == 0) {
         // One thread of a warp hands out tiles, one of another loads them.
         cutlass::arch::warpgroup_reg_dealloc<Traits::kProducerRegisters>();
         const int warp = cutlass::canonical_warp_idx_sync();
@@ -606,7 +690,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 storage.tile_m_begin = tile.m_begin;
                 storage.tile_bidh = tile.bidh;
                 storage.tile_bidb = tile.bidb;
-                storage.tile_head_kv = tile.bidh / p.group_size;
+                storage.tile_head_kv = p.group.quotient(tile.bidh);
                 const Mask all =
                     kSplits && tile.m_begin >= 0 ? mask_of(p.problem, p.t, tile.bidb) : p.mask;
                 const TileMask mask = all.tile(p.query_of<kPacks>(tile.m_begin), kBlockM);
@@ -640,53 +724,6 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         }
 
         // ---- Producer ----
-        constexpr uint64_t kReadOnce = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_FIRST);
-        constexpr uint64_t kReadOften = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);
-        struct Place {  // of K and V
-            int first_block, head_kv, bidb;
-        };
-        // `rows` of one tile into shared memory, a box of columns at a time; at: where, after the
-        // column.
-        const auto load = [](const CUtensorMap& map, typename Traits::FullBarrier& full,
-                             uint64_t hint, Element* to, int rows, int head_dim, auto... at) {
-            full.arrive_and_expect_tx(rows * head_dim * sizeof(Element));
-            CUTE_UNROLL
-            for (int d = 0; d < head_dim; d += kBox) {
-                SM90_TMA_LOAD::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, to + d * rows,
-                                    d, at...);
-            }
-        };
-        RingPosition<kStages> k_ring, v_ring;
-        RingPosition<Traits::kStagesQ> q_ring;
-        const auto load_k = [&](const Place& at, int n_block) {
-            storage.k_empty[k_ring.slot()].wait(k_ring.parity() ^ 1);
-            load(p.k_map, storage.k_full[k_ring.slot()], kReadOften, storage.k[k_ring.slot()],
-                 kBlockN, Traits::kHeadDim, (at.first_block + n_block) * kBlockN, at.head_kv,
-                 at.bidb);
-            k_ring.advance();
-        };
-        const auto load_v = [&](const Place& at, int n_block) {
-            storage.v_empty[v_ring.slot()].wait(v_ring.parity() ^ 1);
-            load(p.v_map, storage.v_full[v_ring.slot()], kReadOften, storage.v[v_ring.slot()],
-                 kBlockN, Traits::kHeadDimV, (at.first_block + n_block) * kBlockN, at.head_kv,
-                 at.bidb);
-            v_ring.advance();
-        };
-        const auto load_q = [&](const TileInfo& tile) {
-            const int slot = q_ring.slot();
-            for (int g = 0; g < kGroups; ++g) {
-                storage.q_empty[g][slot].wait(q_ring.parity() ^ 1);
-                load(p.q_map, storage.q_full[g][slot], kReadOnce, storage.q[g][slot], kGroupM,
-                     Traits::kHeadDim, 0, p.query_of<kPacks>(tile.m_begin + g * kGroupM),
-                     tile.bidh >> p.log2_pack, tile.bidb);
-            }
-            q_ring.advance();
-        };
-        const auto load_pair = [&](const Place& at, int n_block) {
-            load_k(at, n_block - 1);
-            load_v(at, n_block);
-        };
-
         // With Q twice the next tile's K and Q come before the last V of this one.
         constexpr int kLastPairs = kStartsAhead ? 1 : 0;
         Place at = {};
@@ -712,17 +749,22 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
         }
     } else {
         // ---- Consumers ----
-        cutlass::arch::warpgroup_reg_alloc<Traits::kConsumerRegisters>();
-        const int group = warpgroup - 1;
+        if constexpr (!kAtOnce) {
+            cutlass::arch::warpgroup_reg_alloc<Traits::kConsumerRegisters>();
+        }
+        const int group = warpgroup - Traits::kFirstConsumer / 4;
         const int thread = threadIdx.x % 128;
         const int lane = threadIdx.x % 32;
 
         const auto release = [lane](typename Traits::EmptyBarrier& empty) {
-            if (lane == 0) empty.arrive();
+            if (!kAtOnce && lane == 0) empty.arrive();
         };
-        const auto take_turn = [group] { cutlass::arch::NamedBarrier::sync(256, group); };
+        const auto take_turn = [group] {
+            if constexpr (!kAtOnce) cutlass::arch::NamedBarrier::sync(256, group);
+        };
         const auto pass_turn = [group] {
-            cutlass::arch::NamedBarrier::arrive(256, group == kGroups - 1 ? 0 : group + 1);
+            const int next_group = group == kGroups - 1 ? 0 : group + 1;
+            if constexpr (!kAtOnce) cutlass::arch::NamedBarrier::arrive(256, next_group);
         };
         if (group == kGroups - 1) pass_turn();
 
@@ -797,7 +839,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
             if constexpr (kStartsAhead) {
                 finish_qk(Int<0>{});
             } else {
-                next = take_tile();
+                next = kAtOnce ? only : take_tile();
             }
             const Work work = next;
             const TileInfo& tile = work.tile;
@@ -915,6 +957,23 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 convert_p(s);
             };
 
+            // What lies in a cache behind its keys has weight 0, but 0 * NaN = NaN: the rows of V
+            // become 0 in shared memory. By each group, as none waits for another.
+            const auto clear_beyond_keys = [&] {
+                const int num_keys = mask.num_keys - (first_block + n_block) * kBlockN;
+                if (num_keys >= kBlockN) return;
+                storage.v_full[ring.slot()].wait(ring.parity());
+                Element* const v = storage.v[ring.slot()];
+                CUTE_UNROLL
+                for (int d = 0; d < Traits::kHeadDimV; d += kBox) {  // of a box the last rows
+                    for (int i = num_keys * kBox + 8 * thread; i < kBlockN * kBox; i += 8 * 128) {
+                        *reinterpret_cast<uint4*>(v + d * kBlockN + i) = uint4{};
+                    }
+                }
+                cutlass::arch::fence_view_async_shared();  // before wgmma reads
+                cutlass::arch::NamedBarrier::sync(128, kGroups + group);
+            };
+
             // Q K^T and softmax of block n_block, P V of the one before, of its first `keys` keys.
             // O is rescaled while another group's products run.
             const auto step = [&](auto keys) {
@@ -966,6 +1025,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                         first_softmax(acc_s);
                     }
                 }
+                if constexpr (kSplits) clear_beyond_keys();
                 if (n_block > 0) await_k(1);
                 if constexpr (kHasHalf) {
                     if (is_half && --n_block >= 0) step(Int<kHalfN>{});
@@ -1048,7 +1108,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                 uint32_t words[2][kGroupsOf8][1];
                 CUTE_UNROLL
                 for (int box = 0; box < kGroupsOf8; box += kPieces) {
-                    Element* const staged = storage.o[threadIdx.x / 32 - 4][o_ring.slot()];
+                    Element* const staged =
+                        storage.o[threadIdx.x / 32 - Traits::kFirstConsumer][o_ring.slot()];
                     o_ring.advance();
                     const auto at = [&](int r, int piece) {
                         return staged + r * kBox + 8 * (piece ^ (kBox == 64 ? r % 8 : r / 2 % 4));
@@ -1125,6 +1186,10 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
                     redo_row<Traits>(p, tile, tile.m_begin + row - lane / 4 + quad + 8 * r, begin,
                                      end);
                 }
+            }
+            if constexpr (kAtOnce) {
+                tma_store_wait<0>();
+                return;
             }
         }
     }

@@ -38,7 +38,9 @@ struct KernelTraits {
     static constexpr bool kGuesses = !kHasExtras || kHeadDim < 256;  // there registers are short
     static constexpr int kGroupM = 64;                               // the rows of one wgmma
     static constexpr int kBlockM = kGroupM * kGroups;
-    static constexpr int kThreads = 128 * (1 + kGroups);
+    static constexpr bool kAtOnce = kTile.at_once;
+    static constexpr int kWarps = kTile.num_warps(), kThreads = 32 * kWarps;
+    static constexpr int kFirstConsumer = kWarps - 4 * kGroups;  // a warp
 
     // setmaxnreg: 65536 registers over the threads of all blocks, moved from the producer to the
     // consumers.

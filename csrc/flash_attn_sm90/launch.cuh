@@ -125,7 +125,7 @@ KernelParams make_kernel_params(const Problem& problem, const Tensors& t, TileCo
     p.t = t;
     p.mask = Mask{problem.seqlen_k, problem.mask_left, problem.mask_right};
     p.num_heads = static_cast<int>(problem.num_heads);
-    p.group_size = static_cast<int>(problem.group_size());
+    p.group = Divider::by(problem.group_size());
     p.seqlen_q = static_cast<int>(problem.seqlen_q);
     p.head_dim = static_cast<int>(problem.head_dim);
     p.head_dim_v = static_cast<int>(problem.head_dim_v);
@@ -161,7 +161,6 @@ template <class Traits>
 void run_kernel(const Plan& plan, const Problem& problem, const Tensors& tensors, void* workspace,
                 Stream stream) {
     const auto kernel = flash_attn_sm90_kernel<Traits>;
-    const auto cuda_stream = static_cast<cudaStream_t>(stream);
     TileCounter* counter = nullptr;
     if (!Traits::kSplits && plan.workspace_bytes > 0) {
         counter = static_cast<TileCounter*>(workspace);
@@ -177,10 +176,11 @@ void run_kernel(const Plan& plan, const Problem& problem, const Tensors& tensors
         p.part_o = parts.o, p.part_lse = parts.lse, p.part_stride = parts.o_stride;
     }
     const int num_sms = count_sms(tensors.device_index);
-    const int grid = std::min(p.num_tiles, num_sms * Traits::kBlocksPerSm);
+    const int grid =
+        Traits::kAtOnce ? p.num_tiles : std::min(p.num_tiles, num_sms * Traits::kBlocksPerSm);
     allow_shared_memory(kernel, "flash_attn_sm90_kernel", Traits::kSmemBytes);
-    kernel<<<grid, Traits::kThreads, Traits::kSmemBytes, cuda_stream>>>(p);
-    check_launch("flash_attn_sm90_kernel", grid, Traits::kThreads, Traits::kSmemBytes);
+    launch_dependent(/*early=*/Traits::kAtOnce, kernel, "flash_attn_sm90_kernel", grid,
+                     Traits::kThreads, Traits::kSmemBytes, stream, p);
 }
 
 // The kernel of a tile's head_dims that the plan and the dtype name.
@@ -197,10 +197,13 @@ void run_hdim(const Plan& plan, const Problem& problem, const Tensors& tensors, 
             return run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, two_groups, true>>(
                 plan, problem, tensors, workspace, stream);
         }
-        constexpr int kShortN = short_rows(kHeadDim, kHeadDimV).block_n;
-        if constexpr (kShortN != two_groups(kHeadDim, kHeadDimV).block_n) {
-            if (plan.tile.block_n == kShortN) {
+        if constexpr (kHeadDim == kTwinsHeadDim) {
+            if (plan.tile.block_n == kTwins.block_n) {
                 return run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, short_rows>>(
+                    plan, problem, tensors, workspace, stream);
+            }
+            if (plan.tile.block_n == kAtOnce.block_n) {
+                return run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, shortest_rows>>(
                     plan, problem, tensors, workspace, stream);
             }
         }

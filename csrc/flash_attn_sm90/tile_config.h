@@ -28,8 +28,11 @@ struct Config {
     int block_n;  // keys of one step
     int blocks_per_sm = 1;
     int stages = 2;  // K and V blocks in shared memory, each
+    // A block has one tile, all of whose keys fit into the stages: it has no producer.
+    bool at_once = false;
 
     constexpr int block_m() const { return 64 * groups; }
+    constexpr int num_warps() const { return 4 * (groups + (at_once ? 0 : 1)); }
 };
 
 // Two groups: 232 registers a thread and more. 128 columns of S take 64 of them, as much as O at
@@ -55,11 +58,17 @@ constexpr Config most_groups(int head_dim, int head_dim_v) {
 // while the other computes. 104 registers a thread leave room for head_dim 64 and 48 keys.
 // A load takes longer than so short a step: four stages keep more of them under way.
 constexpr Config kTwins = {2, 48, 2, 4};
+// And for tiles of up to 256 keys. Without a producer 128 registers a thread are left, for 64 keys.
+constexpr Config kAtOnce = {2, 64, 2, 4, /*at_once=*/true};
+constexpr int64_t kAtOnceKeys = 256;
 constexpr int kTwinsHeadDim = 64;
 
 // Rows of few keys.
 constexpr Config short_rows(int head_dim, int head_dim_v) {
     return head_dim == kTwinsHeadDim ? kTwins : two_groups(head_dim, head_dim_v);
+}
+constexpr Config shortest_rows(int head_dim, int head_dim_v) {
+    return head_dim == kTwinsHeadDim ? kAtOnce : two_groups(head_dim, head_dim_v);
 }
 
 // A window or softcap: kernels of their own, one for both, as a window's bounds and the tanh take
@@ -107,6 +116,13 @@ inline Config config_for(const Problem& p, int num_sms, HeadDims tile, int packe
         return groups * 64 * ceil_div<int64_t>(packed.seqlen_q, groups * 64);
     };
     const int64_t tiles = num_tiles(packed, 128);
+    if (head_dim == kTwinsHeadDim && p.seqlen_k <= kAtOnceKeys) {
+        // Of many tiles the better steps are those that waste less of the last.
+        const auto steps_end = [&](const Config& c) {
+            return c.block_n * ceil_div<int64_t>(p.seqlen_k, c.block_n);
+        };
+        if (tiles <= 2 * num_sms || steps_end(kAtOnce) <= steps_end(kTwins)) return kAtOnce;
+    }
     if (head_dim == kTwinsHeadDim && p.seqlen_k <= 1024 && tiles > num_sms) return kTwins;
     // Each SM has one tile at most: the shorter ends earlier.
     if (tiles <= num_sms) return two;
@@ -131,11 +147,12 @@ inline int min_blocks_of_part(const Problem& p, int block_n) {
     return p.num_splits > 0 ? 1 : 256 / block_n;
 }
 
-// Blocks fetch the number of their next tile from a counter in the workspace, but where all tiles
-// run at once on an H200.
+// Blocks fetch the number of their next tile from a counter in the workspace, but where they have
+// one tile each, as all tiles run at the same time on an H200 or kAtOnce says so.
 constexpr int kTileCounterBytes = 16;
 inline bool has_counter(const Tile& tile, const Problem& p) {
     const int64_t tiles = num_tiles(pack_heads(p, tile.packed_heads), tile.block_m);
+    if (tile.head_dim == kTwinsHeadDim && tile.block_n == kAtOnce.block_n) return false;
     const bool are_twins = tile.head_dim == kTwinsHeadDim && tile.block_n == kTwins.block_n;
     return tiles > (are_twins ? 256 : 128);
 }

@@ -100,7 +100,7 @@ __device__ __forceinline__ void redo_row(const KernelParams& p, const sm90::Tile
                                          float inverse) {
     using Element = typename Traits::Element;
     const Tensors& t = p.t;
-    const int head_kv = coord.bidh / p.group_size;
+    const int head_kv = p.group.quotient(coord.bidh);
     const int lane = threadIdx.x % 32;
     const int column = first_column + lane;
     const auto* q = static_cast<const Element*>(t.q_ptr) + coord.bidb * t.q_batch_stride +
@@ -181,7 +181,7 @@ __global__ void __cluster_dims__(Traits::kCluster, 1, 1) __launch_bounds__(Trait
         if (group < kGroups && elect_one_sync()) {
             constexpr uint64_t kReadOnce = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_FIRST);
             constexpr uint64_t kReadOften = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);
-            const int head_kv = coord.bidh / p.group_size;
+            const int head_kv = p.group.quotient(coord.bidh);
             const int column = first_column(group);
             unsigned position = 0;
 

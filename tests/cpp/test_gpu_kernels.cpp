@@ -1317,6 +1317,7 @@ struct EdgeTile {
     Variant kernel;
     int64_t head_dim, head_dim_v, block_m, block_n;
     int packed_heads = 1, num_splits = 0;
+    int64_t most_keys = std::numeric_limits<int64_t>::max();
 
     // With this tile, whichever the planner would take.
     Plan plan(const Problem& p) const {
@@ -1337,7 +1338,8 @@ std::vector<EdgeTile> edge_tiles() {
     std::vector<EdgeTile> tiles;
     for (const sm90::HeadDims& dims : sm90::kHeadDims) {
         std::vector<std::pair<int64_t, int64_t>> seen;
-        for (auto* config_of : {sm90::two_groups, sm90::most_groups, sm90::short_rows}) {
+        for (auto* config_of :
+             {sm90::two_groups, sm90::most_groups, sm90::short_rows, sm90::shortest_rows}) {
             const sm90::Config config = config_of(dims.qk, dims.v);
             const std::pair<int64_t, int64_t> blocks(config.block_m(), config.block_n);
             if (std::find(seen.begin(), seen.end(), blocks) != seen.end()) continue;
@@ -1349,6 +1351,7 @@ std::vector<EdgeTile> edge_tiles() {
                                  blocks.first,
                                  blocks.second,
                                  packed_heads});
+                if (config.at_once) tiles.back().most_keys = sm90::kAtOnceKeys;
             }
         }
     }
@@ -1375,9 +1378,10 @@ std::vector<EdgeTile> edge_tiles() {
 }
 
 // The first run gives what the oracle says, all others the same bits, each over NaN.
-void check_repeats(const EdgeTile& tile, DType dtype, const Sizes& sizes, Options options,
-                   int repeats, double leap = -1) {
+void check_repeats(const EdgeTile& tile, DType dtype, Sizes sizes, Options options, int repeats,
+                   double leap = -1) {
     const size_t mark = arena.mark();
+    sizes.seqlen_k = std::min(sizes.seqlen_k, tile.most_keys);
     // Of the problem, too: unless it asks for a number, the kernel makes no part of one block.
     options.num_splits = tile.num_splits;
     Arrays a = dense(dtype, sizes);

@@ -289,9 +289,33 @@ TEST_CASE("sm90's tile follows the problem; its counter, where needed, is in the
     };
     CHECK(workspace(16, 256, false) == 0);
     CHECK(workspace(16, 256, true) == 0);  // two blocks an SM: all tiles run at once
-    CHECK(workspace(17, 256, true) == 16);
+    CHECK(workspace(17, 257, true) == 16);
     CHECK(workspace(1, 256, true) == 0);
-    CHECK(workspace(100, 256, false) == 16);
+    CHECK(workspace(100, 257, false) == 16);
+    CHECK(workspace(100, 256, false) == 0);  // each block has one tile
+}
+
+TEST_CASE("sm90 loads up to 256 keys of head_dim 64 at once, unless that wastes steps") {
+    const auto block_n = [](int64_t batch, int64_t keys) {
+        Problem p = problem(DeviceType::kCuda, DType::kBFloat16, 64, 256);
+        p.batch = batch, p.seqlen_k = keys;
+        return plan(p, kH200, "sm90").tile.block_n;
+    };
+    for (int64_t batch : {1, 8, 16}) {  // up to two tiles an SM
+        CHECK(block_n(batch, 1) == 64);
+        CHECK(block_n(batch, 197) == 64);
+        CHECK(block_n(batch, 256) == 64);
+    }
+    CHECK(block_n(64, 256) == 64);
+    CHECK(block_n(64, 197) == 48);  // 5 steps of 48, 4 of 64
+    CHECK(block_n(64, 128) == 64);
+    CHECK(block_n(64, 96) == 48);
+    CHECK(block_n(16, 257) == 48);
+    CHECK(block_n(1, 257) == 128);
+    Problem p = problem(DeviceType::kCuda, DType::kBFloat16, 64, 256);
+    CHECK(contains(explain(plan(p, kH200), p, kH200), "8 warps"));  // none of them a producer
+    p.softcap = 30;
+    CHECK(plan(p, kH200, "sm90").tile.block_n == 128);
 }
 
 TEST_CASE("sm90 packs heads where few queries do not fill a tile, or to hide fewer keys") {
