@@ -517,7 +517,7 @@ def _num_splits(value: Any) -> int:
         raise ValueError(f"num_splits is {value!r}; it must be {rule}")
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"num_splits is {value!r}; it must be {rule}")
-    if not 1 <= value < 2**63:
+    if not 1 <= int(value) < 2**63:
         raise ValueError(f"num_splits is {value!r}; it must be {rule}")
     return int(value)
 
