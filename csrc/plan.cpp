@@ -71,7 +71,10 @@ std::string join(const std::vector<Refusal>& refusals) {
     }
     std::string text;
     for (const auto& [who, reason] : groups) {
-        text += (text.empty() ? "" : "; ") + who + (who.empty() ? "" : ": ") + reason;
+        if (!text.empty()) text += "; ";
+        text += who;
+        if (!who.empty()) text += ": ";
+        text += reason;
     }
     return text;
 }
