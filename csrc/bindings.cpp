@@ -688,7 +688,9 @@ class TorchCalls {
           empty_out_(framework.attr("empty_out")),
           empty_lse_(framework.attr("empty_lse")),
           full_int32_(framework.attr("full_int32")),
-          increment_version_(framework.attr("_torch").attr("_C").attr("_increment_version")),
+          increment_version_(nb::getattr(
+              framework.attr("_torch").attr("_C"), "_increment_version",
+              framework.attr("_torch").attr("autograd").attr("graph").attr("increment_version"))),
           allocator_(framework.attr("allocator")),
           num_threads_(framework.attr("num_threads")) {}
 

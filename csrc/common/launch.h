@@ -52,7 +52,7 @@ inline int count_sms(int device_index) {
 // compiled for sm_90 does, so that its launch need not (device_info_cuda.cpp).
 bool waits_by_itself(const void* kernel, const char* name);
 
-// A launch of a kernel that waits by itself; if `early`, it overlaps the end of what is before it
+// A launch; if `early`, of a kernel that waits by itself: it overlaps the end of what is before it
 // on the stream.
 template <class... Params>
 void launch_dependent(bool early, void (*kernel)(Params...), const char* name, int64_t grid,

@@ -86,7 +86,9 @@
 // first. So the products of one group run under the softmax of the others.
 //
 // Memory order: TMA's writes are visible to whoever saw the full barrier's phase. Nothing else
-// writes the tiles, so no proxy fence is needed. O leaves through shared memory of its own and TMA:
+// writes the tiles, so no proxy fence is needed, but where keys are split: there each group clears
+// what V holds behind a cache's keys, then a fence and named barrier kGroups + g of its 128 threads
+// stand before its wgmma. O leaves through shared memory of its own and TMA:
 // wgmma leaves a row to four threads, two columns in eight to each, and memory wants whole lines.
 // There a fence stands between the warp's writes and TMA's reads (tma_store_fence); a warp has two
 // boxes, of 16 rows by 64 columns (32 at 96), and writes one again only when TMA has read it. At

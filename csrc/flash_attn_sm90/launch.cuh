@@ -199,11 +199,11 @@ void run_hdim(const Plan& plan, const Problem& problem, const Tensors& tensors, 
         }
         if constexpr (kHeadDim == kTwinsHeadDim) {
             if (plan.tile.block_n == kTwins.block_n) {
-                return run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, short_rows>>(
+                return run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, twins>>(
                     plan, problem, tensors, workspace, stream);
             }
-            if (plan.tile.block_n == kAtOnce.block_n) {
-                return run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, shortest_rows>>(
+            if (plan.tile.block_n == kAtOnce.block_n && problem.seqlen_k <= kAtOnceKeys) {
+                return run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, at_once>>(
                     plan, problem, tensors, workspace, stream);
             }
         }

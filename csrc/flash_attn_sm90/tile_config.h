@@ -58,16 +58,16 @@ constexpr Config most_groups(int head_dim, int head_dim_v) {
 // while the other computes. 104 registers a thread leave room for head_dim 64 and 48 keys.
 // A load takes longer than so short a step: four stages keep more of them under way.
 constexpr Config kTwins = {2, 48, 2, 4};
-// And for tiles of up to 256 keys. Without a producer 128 registers a thread are left, for 64 keys.
+// And for tiles of up to 256 keys. Without a producer 128 registers a thread are left, for 64 keys;
+// two blocks take all of the shared memory.
 constexpr Config kAtOnce = {2, 64, 2, 4, /*at_once=*/true};
-constexpr int64_t kAtOnceKeys = 256;
+constexpr int64_t kAtOnceKeys = kAtOnce.stages * kAtOnce.block_n;
 constexpr int kTwinsHeadDim = 64;
 
-// Rows of few keys.
-constexpr Config short_rows(int head_dim, int head_dim_v) {
+constexpr Config twins(int head_dim, int head_dim_v) {
     return head_dim == kTwinsHeadDim ? kTwins : two_groups(head_dim, head_dim_v);
 }
-constexpr Config shortest_rows(int head_dim, int head_dim_v) {
+constexpr Config at_once(int head_dim, int head_dim_v) {
     return head_dim == kTwinsHeadDim ? kAtOnce : two_groups(head_dim, head_dim_v);
 }
 

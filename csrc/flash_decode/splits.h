@@ -114,9 +114,11 @@ inline Splits splits_if_idle(const Problem& p, int64_t blocks, const Slots& slot
 inline std::string refuse_grid(const Problem& p, int64_t blocks) {
     constexpr int64_t kMaxGrid = std::numeric_limits<int>::max();
     const int64_t merges = result_rows(p) * ceil_div<int64_t>(p.head_dim_v, kMergeCols);
-    if (blocks <= kMaxGrid && merges <= kMaxGrid && p.seqlen_q * p.group_size() < kMaxGrid / 2) {
-        return "";
+    const int64_t rows = p.seqlen_q * p.group_size();
+    if (rows >= kMaxGrid / 2) {
+        return "it counts the queries of a group in 32 bits; there are " + std::to_string(rows);
     }
+    if (blocks <= kMaxGrid && merges <= kMaxGrid) return "";
     return "its grids would have " + std::to_string(blocks) + " blocks for the keys and " +
            std::to_string(merges) + " rows to merge; 2^31 - 1 is the limit";
 }

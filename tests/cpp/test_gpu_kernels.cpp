@@ -1338,8 +1338,7 @@ std::vector<EdgeTile> edge_tiles() {
     std::vector<EdgeTile> tiles;
     for (const sm90::HeadDims& dims : sm90::kHeadDims) {
         std::vector<std::pair<int64_t, int64_t>> seen;
-        for (auto* config_of :
-             {sm90::two_groups, sm90::most_groups, sm90::short_rows, sm90::shortest_rows}) {
+        for (auto* config_of : {sm90::two_groups, sm90::most_groups, sm90::twins, sm90::at_once}) {
             const sm90::Config config = config_of(dims.qk, dims.v);
             const std::pair<int64_t, int64_t> blocks(config.block_m(), config.block_n);
             if (std::find(seen.begin(), seen.end(), blocks) != seen.end()) continue;

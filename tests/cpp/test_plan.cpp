@@ -328,7 +328,7 @@ TEST_CASE("sm90 packs heads where few queries do not fill a tile, or to hide few
     p.mask_left = p.mask_right - 100;
     CHECK(packed_heads() == 4);
     p.mask_left = -Problem::kUnbounded;
-    for (const auto [heads_kv, expected] :
+    for (const auto& [heads_kv, expected] :
          {std::pair{1, 16}, {2, 16}, {4, 8}, {16, 2}, {32, 1}}) {  // groups of 32, 16, 8, 2, 1
         p.num_heads_kv = heads_kv;
         CHECK(packed_heads() == expected);
