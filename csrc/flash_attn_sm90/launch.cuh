@@ -197,7 +197,7 @@ void run_hdim(const Plan& plan, const Problem& problem, const Tensors& tensors, 
             return run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, two_groups, true>>(
                 plan, problem, tensors, workspace, stream);
         }
-        if constexpr (kHeadDim == kTwinsHeadDim) {
+        if constexpr (kHeadDim == kTwoBlocksHeadDim) {
             if (plan.tile.block_n == kTwins.block_n) {
                 return run_kernel<KernelTraits<Element, kHeadDim, kHeadDimV, twins>>(
                     plan, problem, tensors, workspace, stream);

@@ -62,13 +62,13 @@ constexpr Config kTwins = {2, 48, 2, 4};
 // two blocks take all of the shared memory.
 constexpr Config kAtOnce = {2, 64, 2, 4, /*at_once=*/true};
 constexpr int64_t kAtOnceKeys = kAtOnce.stages * kAtOnce.block_n;
-constexpr int kTwinsHeadDim = 64;
+constexpr int kTwoBlocksHeadDim = 64;
 
 constexpr Config twins(int head_dim, int head_dim_v) {
-    return head_dim == kTwinsHeadDim ? kTwins : two_groups(head_dim, head_dim_v);
+    return head_dim == kTwoBlocksHeadDim ? kTwins : two_groups(head_dim, head_dim_v);
 }
 constexpr Config at_once(int head_dim, int head_dim_v) {
-    return head_dim == kTwinsHeadDim ? kAtOnce : two_groups(head_dim, head_dim_v);
+    return head_dim == kTwoBlocksHeadDim ? kAtOnce : two_groups(head_dim, head_dim_v);
 }
 
 // A window or softcap: kernels of their own, one for both, as a window's bounds and the tanh take
@@ -101,8 +101,8 @@ inline int packed_heads_for(const Problem& p, HeadDims tile) {
     while (heads < kMost && p.group_size() % (2 * heads) == 0) heads *= 2;
     const int64_t tiles = num_tiles(p, kBlockM);
     const bool saves_tiles = 10 * num_tiles(pack_heads(p, heads), kBlockM) <= 9 * tiles;
-    const bool saves_steps = tile.qk == kTwinsHeadDim && p.has_right_bound() && !p.has_seqlens_k &&
-                             std::max(p.seqlen_q, p.seqlen_k) <= 1024;
+    const bool saves_steps = tile.qk == kTwoBlocksHeadDim && p.has_right_bound() &&
+                             !p.has_seqlens_k && std::max(p.seqlen_q, p.seqlen_k) <= 1024;
     return saves_tiles || saves_steps ? heads : 1;
 }
 
@@ -116,14 +116,14 @@ inline Config config_for(const Problem& p, int num_sms, HeadDims tile, int packe
         return groups * 64 * ceil_div<int64_t>(packed.seqlen_q, groups * 64);
     };
     const int64_t tiles = num_tiles(packed, 128);
-    if (head_dim == kTwinsHeadDim && p.seqlen_k <= kAtOnceKeys) {
+    if (head_dim == kTwoBlocksHeadDim && p.seqlen_k <= kAtOnceKeys) {
         // Of many tiles the better steps are those that waste less of the last.
         const auto steps_end = [&](const Config& c) {
             return c.block_n * ceil_div<int64_t>(p.seqlen_k, c.block_n);
         };
         if (tiles <= 2 * num_sms || steps_end(kAtOnce) <= steps_end(kTwins)) return kAtOnce;
     }
-    if (head_dim == kTwinsHeadDim && p.seqlen_k <= 1024 && tiles > num_sms) return kTwins;
+    if (head_dim == kTwoBlocksHeadDim && p.seqlen_k <= 1024 && tiles > num_sms) return kTwins;
     // Each SM has one tile at most: the shorter ends earlier.
     if (tiles <= num_sms) return two;
     // Their steps are better from so many keys on, the ends of their tiles before that.
@@ -152,9 +152,9 @@ inline int min_blocks_of_part(const Problem& p, int block_n) {
 constexpr int kTileCounterBytes = 16;
 inline bool has_counter(const Tile& tile, const Problem& p) {
     const int64_t tiles = num_tiles(pack_heads(p, tile.packed_heads), tile.block_m);
-    if (tile.head_dim == kTwinsHeadDim && tile.block_n == kAtOnce.block_n) return false;
-    const bool are_twins = tile.head_dim == kTwinsHeadDim && tile.block_n == kTwins.block_n;
-    return tiles > (are_twins ? 256 : 128);
+    const bool may_be_two = tile.head_dim == kTwoBlocksHeadDim;
+    if (may_be_two && tile.block_n == kAtOnce.block_n) return false;
+    return tiles > (may_be_two && tile.block_n == kTwins.block_n ? 256 : 128);
 }
 
 }  // namespace fa101::sm90
