@@ -615,6 +615,11 @@ bool is_float(nb::dlpack::dtype dtype) {
 bool is_cache(nb::dlpack::dtype dtype) {
     return is_float(dtype) || dtype == kFloat8E4M3 || dtype == nb::dtype<uint8_t>();
 }
+// A view of a complex conjugate's imaginary part negates when it is read; and there are complex
+// numbers of these two.
+bool may_be_negated(nb::dlpack::dtype dtype) {
+    return dtype.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Float);
+}
 bool is_int32(nb::dlpack::dtype dtype) { return dtype == nb::dtype<int32_t>(); }
 bool is_bool(nb::dlpack::dtype dtype) { return dtype == nb::dtype<bool>(); }
 
@@ -776,7 +781,7 @@ class TorchCalls {
         const nb::dlpack::dltensor& t = *argument.tensor;
         if (!fits(t.dtype) || t.ndim < 1 || t.strides == nullptr) return false;
         if (t.strides[t.ndim - 1] != 1 && t.shape[t.ndim - 1] != 1) return false;
-        return is_neg_(array).is(nb::handle(Py_False));
+        return !may_be_negated(t.dtype) || is_neg_(array).is(nb::handle(Py_False));
     }
     template <class Fits>
     bool is_plain_or_none(Argument& argument, const Fits& fits) const {

@@ -5,6 +5,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -84,37 +86,42 @@ DeviceInfo cuda_device_info(int index) {
     return cache[index] = query(index);
 }
 
-void raise_shared_memory(const void* kernel, const char* name, int smem_bytes) {
-    // The limit stays with the kernel and the device, so that later launches need not set it.
-    static std::mutex mutex;
-    static std::map<std::pair<int, const void*>, int> limits;
+bool prepare_kernel(const void* kernel, const char* name, int smem_bytes) {
+    struct Prepared {
+        const void* kernel = nullptr;
+        int device = 0, smem_bytes = 0;
+        bool waits = false;
+    };
     int device = 0;
     check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-    const std::lock_guard<std::mutex> lock(mutex);
-    int& limit = limits[{device, kernel}];
-    if (limit >= smem_bytes) return;
-    check_cuda(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes),
-        (std::string(name) + " (" + std::to_string(smem_bytes) + " bytes of shared memory)")
-            .c_str());
-    limit = smem_bytes;
-}
+    // The last kernels of each thread, so that a launch need not look further.
+    static thread_local std::array<Prepared, 64> recent;
+    Prepared& here = recent[reinterpret_cast<uintptr_t>(kernel) / 16 % recent.size()];
+    if (here.kernel == kernel && here.device == device && here.smem_bytes >= smem_bytes) {
+        return here.waits;
+    }
 
-bool waits_by_itself(const void* kernel, const char* name) {
+    // Of all threads: the limit is the kernel's on the device, and must not be lowered again.
     static std::mutex mutex;
-    static std::map<std::pair<int, const void*>, bool> known;
-    int device = 0;
-    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    static std::map<std::pair<int, const void*>, Prepared> prepared;
     const std::lock_guard<std::mutex> lock(mutex);
-    const auto [found, is_new] = known.try_emplace({device, kernel});
+    const auto [found, is_new] = prepared.try_emplace({device, kernel});
     if (is_new) {
         cudaFuncAttributes attributes;
         const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
-        if (status != cudaSuccess) known.erase(found);
+        if (status != cudaSuccess) prepared.erase(found);
         check_cuda(status, name);
-        found->second = attributes.ptxVersion >= 90;
+        found->second = {kernel, device, 48 * 1024, attributes.ptxVersion >= 90};
     }
-    return found->second;
+    if (smem_bytes > found->second.smem_bytes) {
+        check_cuda(
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes),
+            (std::string(name) + " (" + std::to_string(smem_bytes) + " bytes of shared memory)")
+                .c_str());
+        found->second.smem_bytes = smem_bytes;
+    }
+    here = found->second;
+    return here.waits;
 }
 
 void* cuda_allocate(int index, int64_t bytes, void* stream) {

@@ -95,9 +95,11 @@ int64_t workspace(const Plan& plan, const Problem& p) {
 
 Tile tile_of_splits(const Problem& p, const DeviceInfo&) {
     const HeadDims head_dims = *find_tile(p);
-    const Config config = two_groups(head_dims.qk, head_dims.v);
+    const int packed_heads = packed_heads_for(p, head_dims);
+    const bool has_few_rows = pack_heads(p, packed_heads).seqlen_q <= 64;
+    const Config config = (has_few_rows ? one_group : two_groups)(head_dims.qk, head_dims.v);
     return {config.block_m(),   config.block_n, head_dims.qk,
-            config.num_warps(), config.stages,  packed_heads_for(p, head_dims)};
+            config.num_warps(), config.stages,  packed_heads};
 }
 
 // The number, up to what fills the multiprocessors, with which a model of them is done first. In

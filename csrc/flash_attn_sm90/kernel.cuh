@@ -42,7 +42,8 @@
 //
 // A chunk of queries against a long cache may still be fewer tiles than multiprocessors. Then the
 // keys of each are split over blocks as in lesson 4 (kSplits): O and lse of a part are float32, and
-// combine.cu merges them. These kernels also take the lengths of caches from the device.
+// combine.cu merges them. These kernels also take the lengths of caches from the device, and have
+// one group where a tile has up to 64 rows.
 //
 // Barriers. Each is an mbarrier in shared memory that counts arrivals and flips its phase; a waiter
 // names the parity of the phase it waits for. "Full" ones complete when TMA has delivered the bytes
@@ -531,6 +532,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
     constexpr int kHalfN = Traits::kHalfN;
     constexpr bool kHasHalf = Traits::kHasHalf;
     constexpr bool kAtOnce = Traits::kAtOnce;
+    constexpr bool kTakesTurns = !kAtOnce && kGroups > 1;
 
     extern __shared__ __align__(1024) unsigned char smem[];
     // Through a shuffle, or the compiler would ask for the address anew in every step, and wait.
@@ -762,11 +764,11 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
             if (!kAtOnce && lane == 0) empty.arrive();
         };
         const auto take_turn = [group] {
-            if constexpr (!kAtOnce) cutlass::arch::NamedBarrier::sync(256, group);
+            if constexpr (kTakesTurns) cutlass::arch::NamedBarrier::sync(256, group);
         };
         const auto pass_turn = [group] {
             const int next_group = group == kGroups - 1 ? 0 : group + 1;
-            if constexpr (!kAtOnce) cutlass::arch::NamedBarrier::arrive(256, next_group);
+            if constexpr (kTakesTurns) cutlass::arch::NamedBarrier::arrive(256, next_group);
         };
         if (group == kGroups - 1) pass_turn();
 
@@ -1066,8 +1068,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
             // is one that is lost (see guess).
             const bool hides_keys = full_end < num_blocks || full_begin > 0;
             const int loaded_begin = first_block * kBlockN;
-            const int loaded_end =
-                min((first_block + num_blocks) * kBlockN, static_cast<int>(p.mask.seqlen_k));
+            const int loaded_end = min((first_block + num_blocks) * kBlockN,
+                                       kSplits ? mask.num_keys : static_cast<int>(p.mask.seqlen_k));
             // Whether a row has to be done again: `words` are a thread's part of it.
             const auto must_redo = [&](int r, const auto& words) {
                 if (!is_inside(r)) return false;

@@ -61,7 +61,8 @@ struct KernelTraits {
     static_assert(kHeadDim % kBox == 0 && kHeadDimV % kBox == 0 && kHeadDim <= 256);
     static_assert(kBlockN % 16 == 0 && kBlockN <= 256);
     static_assert(!kAtOnce || (!kHasExtras && !kSplits));
-    static_assert(kGroups == 2 || (kGroups == 3 && kBlocksPerSm == 1));
+    static_assert(kGroups == 2 ||
+                  (kBlocksPerSm == 1 && (kGroups == 3 || (kGroups == 1 && kSplits))));
 
     // Boxes of O that a warp has on their way; none at 192, where shared memory is full, and of
     // parts, which are float32.

@@ -44,6 +44,14 @@ constexpr Config two_groups(int head_dim, int head_dim_v) {
     return {2, 128};
 }
 
+// One where a tile of a chunk has up to 64 rows: the other would compute nothing, and be waited
+// for.
+constexpr Config one_group(int head_dim, int head_dim_v) {
+    Config config = two_groups(head_dim, head_dim_v);
+    config.groups = 1;
+    return config;
+}
+
 // Three groups hide more of each other's waiting, as long as the registers last: 160 a thread, so
 // at 96 they hold S of 112 keys, at 128 of only 80, and beyond, where O takes 96 or 128 or shared
 // memory ends, there are two.

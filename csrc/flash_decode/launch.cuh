@@ -25,7 +25,6 @@ void run_kernel(const Problem& problem, const Tensors& tensors, const Partials& 
                                ? 0
                                : ceil_div<int64_t>(result_rows(problem), partials.rows_per_merge);
     const int64_t grid = partials.key_blocks + merges;
-    allow_shared_memory(kernel, "flash_decode_kernel", Traits::kSmemBytes);
     // Starts early, but not where unsplit blocks can have a multiprocessor each: 128 of them (batch
     // 16 of 8k keys) lose 5 % on an H200, probably as blocks that start early go in pairs to the
     // few that are idle then. 128 blocks of split keys gain 3 % (4096 keys at batch 1). The later

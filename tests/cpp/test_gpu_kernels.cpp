@@ -1322,11 +1322,12 @@ struct EdgeTile {
     // With this tile, whichever the planner would take.
     Plan plan(const Problem& p) const {
         Plan chosen = kernel.plan(p);
-        if (kernel.strategy == Strategy::kSplitKV) chosen.tile.packed_heads = packed_heads;
-        if (kernel.strategy == Strategy::kSplitQ) {
+        if (kernel.strategy != Strategy::kSplitD) {
             chosen.tile.block_m = static_cast<int>(block_m);
-            chosen.tile.block_n = static_cast<int>(block_n);
             chosen.tile.packed_heads = packed_heads;
+        }
+        if (kernel.strategy == Strategy::kSplitQ) {
+            chosen.tile.block_n = static_cast<int>(block_n);
             chosen.workspace_bytes =
                 sm90::has_counter(chosen.tile, p) ? sm90::kTileCounterBytes : 0;
         }
@@ -1355,15 +1356,17 @@ std::vector<EdgeTile> edge_tiles() {
         }
     }
     for (const sm90::HeadDims& dims : sm90::kHeadDims) {
-        const sm90::Config config = sm90::two_groups(dims.qk, dims.v);
-        for (auto [packed_heads, num_splits] : {std::pair{1, 3}, {4, 1}, {16, 5}}) {
-            tiles.push_back({{"sm90", Strategy::kSplitKV},
-                             dims.qk,
-                             dims.v,
-                             config.block_m(),
-                             config.block_n,
-                             packed_heads,
-                             num_splits});
+        for (auto* config_of : {sm90::one_group, sm90::two_groups}) {
+            const sm90::Config config = config_of(dims.qk, dims.v);
+            for (auto [packed_heads, num_splits] : {std::pair{1, 3}, {4, 1}, {16, 5}}) {
+                tiles.push_back({{"sm90", Strategy::kSplitKV},
+                                 dims.qk,
+                                 dims.v,
+                                 config.block_m(),
+                                 config.block_n,
+                                 packed_heads,
+                                 num_splits});
+            }
         }
     }
     for (int64_t head_dim : sm90_split_d::kHeadDims) {

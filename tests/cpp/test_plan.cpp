@@ -165,6 +165,12 @@ TEST_CASE("sm90 splits keys where multiprocessors idle and parts pay; lengths do
     };
     CHECK(picks("sm90", 10));
     CHECK(plan(p, kH200).workspace_bytes == 4 * 32 * 32 * 10 * (1 + 128));
+    CHECK(plan(p, kH200).tile.block_m == 128);
+    p.seqlen_q = 17;  // of 4 heads
+    CHECK(plan(p, kH200, "sm90").tile.block_m == 128);
+    p.seqlen_q = 16;
+    CHECK(plan(p, kH200, "sm90").tile.block_m == 64);
+    p.seqlen_q = 32;
     p.seqlen_k = 2048;
     CHECK(picks("sm90", 8));
     p.seqlen_q = 256, p.seqlen_k = 1024;  // 64 tiles: 256 rows a tile to be merged, for 512 keys

@@ -647,6 +647,12 @@ def test_what_is_not_plain_takes_the_long_way(short_way):
     torch.vmap(lambda x: [x, answer() is None and x][1])(q)
 
 
+def test_bfloat16_is_not_half_of_a_complex_number():
+    """The short way counts on it: such a view could negate when it is read."""
+    with pytest.raises(RuntimeError):
+        torch.complex(*torch.zeros(2, 3, dtype=torch.bfloat16))
+
+
 def test_written_tensors_count_it(short_way):
     """Autograd sees that `out` has changed; inference tensors keep no count."""
     q, k, v = qkv(1, 2, 5, 7, 8)
