@@ -103,8 +103,8 @@
 // four and a half instructions (scale and subtract, exponential, maximum, sum, half a conversion);
 // this saves one of them, and a wait for all logits.
 //
-// Budgets. 32-bit registers of a consumer thread, of 232 (two groups; 240 at 256) or 160 (three),
-// and KB of shared memory, of 227; K and V in two stages, for two blocks in four:
+// Budgets. 32-bit registers of a consumer thread, of 232 (up to two groups; 240 at 256) or 160
+// (three), and KB of shared memory, of 227; K and V in two stages, for two blocks in four:
 //
 //   head_dim   tile         O    S    P   sum      Q    K+V   O   sum
 //   64         128 x  48    32   24   12   68      16    48   32   96     two blocks, 104 registers
