@@ -615,8 +615,8 @@ bool is_float(nb::dlpack::dtype dtype) {
 bool is_cache(nb::dlpack::dtype dtype) {
     return is_float(dtype) || dtype == kFloat8E4M3 || dtype == nb::dtype<uint8_t>();
 }
-// A view of a complex conjugate's imaginary part negates when it is read; and there are complex
-// numbers of these two.
+// A view of a complex conjugate's imaginary part negates when it is read; there are complex numbers
+// of float32 and float16.
 bool may_be_negated(nb::dlpack::dtype dtype) {
     return dtype.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Float);
 }

@@ -104,20 +104,21 @@ bool prepare_kernel(const void* kernel, const char* name, int smem_bytes) {
     // Of all threads: the limit is the kernel's on the device, and must not be lowered again.
     static std::mutex mutex;
     static std::map<std::pair<int, const void*>, Prepared> prepared;
+    const std::string what =
+        std::string(name) + " (" + std::to_string(smem_bytes) + " bytes of shared memory)";
     const std::lock_guard<std::mutex> lock(mutex);
     const auto [found, is_new] = prepared.try_emplace({device, kernel});
     if (is_new) {
         cudaFuncAttributes attributes;
         const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
         if (status != cudaSuccess) prepared.erase(found);
-        check_cuda(status, name);
+        check_cuda(status, what.c_str());
         found->second = {kernel, device, 48 * 1024, attributes.ptxVersion >= 90};
     }
     if (smem_bytes > found->second.smem_bytes) {
         check_cuda(
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes),
-            (std::string(name) + " (" + std::to_string(smem_bytes) + " bytes of shared memory)")
-                .c_str());
+            what.c_str());
         found->second.smem_bytes = smem_bytes;
     }
     here = found->second;

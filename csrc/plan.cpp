@@ -163,8 +163,8 @@ bool too_few_queries(const KernelFamily& split_q, const Problem& problem,
 }
 
 // Whether the queries of a key/value head suit fa2_cute's tiles of split_kv, which read the keys
-// once for a whole group: up to 16 rows. Up to 64 where sm90's 128 would stay empty, as it packs
-// heads by powers of two; a step of those takes 1.75 of one of 64 (H200).
+// once for a whole group: up to 16 rows. Up to 64 where sm90, which packs heads by powers of two,
+// needs several tiles for them; a step of its 128 rows takes 1.75 of one of fa2_cute's 64 (H200).
 bool suits_small_tiles(const KernelFamily& split_kv, const KernelFamily& small,
                        const Problem& problem, const DeviceInfo& device) {
     return problem.seqlen_q * problem.group_size() <= 16 ||

@@ -47,13 +47,14 @@ inline void check_launch(const char* name, int64_t grid, int threads, int smem_b
 }
 
 inline int count_sms(int device_index) {
-    static thread_local int last_index = -1, num_sms = 0;
+    static thread_local int last_index = -1, last_count = 0;
     if (device_index != last_index) {
-        check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_index),
+        int count = 0;
+        check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device_index),
                    "cudaDevAttrMultiProcessorCount");
-        last_index = device_index;
+        last_index = device_index, last_count = count;
     }
-    return num_sms;
+    return last_count;
 }
 
 // A launch; if `early`, of a kernel that waits by itself: it overlaps the end of what is before it

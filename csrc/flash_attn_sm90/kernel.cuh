@@ -1,5 +1,5 @@
 // Lesson 6: the loop of lesson 3 on Hopper's asynchronous units. One warp only brings data (TMA),
-// one hands out tiles, two or three groups of four warps compute (wgmma) and send O out, and they
+// one hands out tiles, one to three groups of four warps compute (wgmma) and send O out, and they
 // meet at barriers in shared memory.
 //
 // Bytes. A tile of kBlockM queries reads Q and writes O once, and streams the K and V that it sees:
@@ -84,7 +84,7 @@
 //
 // Turns ("ping-pong"): named barrier g is passed when group g waits (128 threads) and its
 // predecessor has handed over (128). The last group hands over once at the start, so group 0 goes
-// first. So the products of one group run under the softmax of the others.
+// first. So the products of one group run under the softmax of the others. One alone takes none.
 //
 // Memory order: TMA's writes are visible to whoever saw the full barrier's phase. Nothing else
 // writes the tiles, so no proxy fence is needed, but where keys are split: there each group clears
@@ -115,6 +115,7 @@
 //   96         192 x 112    48   56   28  132      36    84   24  144     with 128 keys it spills
 //   128        128 x 128    64   64   32  160      64   128   32  224
 //   128        192 x  80    64   40   20  124      48    80   48  176
+//   128         64 x 128    64   64   32  160      16   128    -  144     parts of few rows
 //   192, 128   128 x 128    64   64   32  160      48   160    -  208     head_dim_v is 128
 //   192        128 x 112    96   56   28  180      48   168    -  216
 //   256        128 x  64   128   32   16  176      64   128   32  224
@@ -1065,7 +1066,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
             }
             // A hidden key has weight 0, but 0 * NaN = NaN: where the tile loaded keys that a row
             // may not see, and O is not finite although the sum of P is, the row is done again. So
-            // is one that is lost (see guess).
+            // is one that is lost (see guess). Keys behind a cache's do not count: V is 0 there.
             const bool hides_keys = full_end < num_blocks || full_begin > 0;
             const int loaded_begin = first_block * kBlockN;
             const int loaded_end = min((first_block + num_blocks) * kBlockN,

@@ -1049,6 +1049,13 @@ TEST_CASE("a small problem of every kernel") {  // for compute-sanitizer
     for (int64_t dim : {64, 320, 520}) {
         for (DType dtype : kDTypes) {
             check(dense(dtype, {1, 2, 1, 70, 140, dim, dim}), kBottomRight);
+            for (int64_t seqlen_q : {20, 70}) {  // one group of sm90's split_kv, and two
+                Arrays cache = dense(dtype, {2, 2, 1, seqlen_q, 600, dim, dim});
+                cache.seqlens_k.emplace(DType::kInt32, std::vector<int64_t>{2});
+                auto* const lengths = static_cast<int32_t*>(cache.seqlens_k->data());
+                lengths[0] = 533, lengths[1] = 0;
+                check(std::move(cache), kNoMask);
+            }
             Arrays a = dense(dtype, {2, 2, 1, 3, 600, dim - 1, dim - 1});
             a.bias.emplace(dtype, std::vector<int64_t>{2, 1, 3, 600});
             a.bias->fill_normal(7);
