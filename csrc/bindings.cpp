@@ -616,7 +616,7 @@ bool is_cache(nb::dlpack::dtype dtype) {
     return is_float(dtype) || dtype == kFloat8E4M3 || dtype == nb::dtype<uint8_t>();
 }
 // A view of a complex conjugate's imaginary part negates when it is read; there are complex numbers
-// of float32 and float16.
+// of float32 and float16. (Others are made by what is private to torch.)
 bool may_be_negated(nb::dlpack::dtype dtype) {
     return dtype.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Float);
 }

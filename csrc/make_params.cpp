@@ -288,8 +288,7 @@ int64_t window_bound(std::optional<int64_t> keys, const char* name) {
 
 void require_output(const TensorView& t, const char* name) {
     if (t.read_only) {
-        throw InvalidArgument(std::string(name) +
-                              " is read-only; the result cannot be written into it");
+        throw InvalidArgument(std::string(name) + " is read-only; this call would write into it");
     }
     if (shares_memory_with_itself(t)) {
         throw InvalidArgument(std::string(name) + " has shape " + describe(t.shape, t.ndim) +

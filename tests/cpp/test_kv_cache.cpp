@@ -563,7 +563,7 @@ TEST_CASE("what append refuses, it names") {
     TensorView read_only = a.k_cache.view(), expanded = read_only, part = read_only;
     read_only.read_only = true;
     CHECK(refusal(a.k.view(), read_only, a.v_cache.view()) ==
-          "k_cache is read-only; the result cannot be written into it");
+          "k_cache is read-only; this call would write into it");
     expanded.strides[0] = 0;
     CHECK(refusal(a.k.view(), expanded, a.v_cache.view()).find("k_cache has shape") == 0);
     part.shape[1] = 3;

@@ -317,7 +317,7 @@ TEST_CASE("the last axis must be contiguous") {
 TEST_CASE("outputs that cannot hold the result are refused") {  // FA-054, FA-075
     Arrays a = usual();
     a.out.read_only = true;
-    CHECK(message<InvalidArgument>(a) == "out is read-only; the result cannot be written into it");
+    CHECK(message<InvalidArgument>(a) == "out is read-only; this call would write into it");
     a = usual();
     a.out.strides[0] = 0;
     CHECK(message<InvalidArgument>(a).find("several elements share one address") !=
