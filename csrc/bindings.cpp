@@ -615,11 +615,6 @@ bool is_float(nb::dlpack::dtype dtype) {
 bool is_cache(nb::dlpack::dtype dtype) {
     return is_float(dtype) || dtype == kFloat8E4M3 || dtype == nb::dtype<uint8_t>();
 }
-// A view of a complex conjugate's imaginary part negates when it is read; there are complex numbers
-// of float32 and float16. (Others are made by what is private to torch.)
-bool may_be_negated(nb::dlpack::dtype dtype) {
-    return dtype.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Float);
-}
 bool is_int32(nb::dlpack::dtype dtype) { return dtype == nb::dtype<int32_t>(); }
 bool is_bool(nb::dlpack::dtype dtype) { return dtype == nb::dtype<bool>(); }
 
@@ -781,7 +776,7 @@ class TorchCalls {
         const nb::dlpack::dltensor& t = *argument.tensor;
         if (!fits(t.dtype) || t.ndim < 1 || t.strides == nullptr) return false;
         if (t.strides[t.ndim - 1] != 1 && t.shape[t.ndim - 1] != 1) return false;
-        return !may_be_negated(t.dtype) || is_neg_(array).is(nb::handle(Py_False));
+        return is_neg_(array).is(nb::handle(Py_False));
     }
     template <class Fits>
     bool is_plain_or_none(Argument& argument, const Fits& fits) const {

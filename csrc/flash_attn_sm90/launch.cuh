@@ -46,10 +46,13 @@ struct Axis {
 };
 
 // The columns of head_dim and the axes around them for TMA, innermost first; a box has kBox
-// columns, swizzled as wgmma reads them. What lies outside arrives as zeros.
+// columns, swizzled as wgmma reads them. What lies outside arrives as zeros. A miss of L2 fetches
+// 128 bytes, no more than a row of the box has (at 96, two rows): with the 256 that TMA can ask
+// for, other columns come before the box that wants them, and a cache of head_dim 128 or 256 was
+// read 7 to 11 % slower.
 template <class Element, int kBox, int kAxes>
 CUtensorMap make_tensor_map(const char* name, const void* ptr, int64_t head_dim,
-                            const Axis (&axes)[kAxes], CUtensorMapL2promotion promotion) {
+                            const Axis (&axes)[kAxes]) {
     cuuint64_t sizes[1 + kAxes] = {static_cast<cuuint64_t>(head_dim)}, strides[kAxes];
     cuuint32_t box[1 + kAxes] = {kBox}, steps[1 + kAxes] = {1};
     for (int i = 0; i < kAxes; ++i) {
@@ -68,8 +71,8 @@ CUtensorMap make_tensor_map(const char* name, const void* ptr, int64_t head_dim,
                                                  : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         1 + kAxes, const_cast<void*>(ptr), sizes, strides, box, steps,
         CU_TENSOR_MAP_INTERLEAVE_NONE,
-        kBox == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B, promotion,
-        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        kBox == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (status != CUDA_SUCCESS) {
         throw CudaError("cuTensorMapEncodeTiled refuses " + std::string(name) + " (status " +
                         std::to_string(static_cast<int>(status)) + ")");
@@ -79,52 +82,45 @@ CUtensorMap make_tensor_map(const char* name, const void* ptr, int64_t head_dim,
 
 template <class Element, int kBox>
 CUtensorMap make_kv_map(const char* name, const Problem& problem, const void* ptr, int64_t head_dim,
-                        int64_t batch_stride, int64_t head_stride, int64_t row_stride, int box_rows,
-                        CUtensorMapL2promotion promotion) {
+                        int64_t batch_stride, int64_t head_stride, int64_t row_stride,
+                        int box_rows) {
     return make_tensor_map<Element, kBox>(name, ptr, head_dim,
                                           {{problem.seqlen_k, row_stride, box_rows},
                                            {problem.num_heads_kv, head_stride},
-                                           {problem.batch, batch_stride}},
-                                          promotion);
+                                           {problem.batch, batch_stride}});
 }
 
 // Of q or out: a box is box_rows rows of a pack.
 template <class Element, int kBox>
 CUtensorMap make_q_map(const char* name, const Problem& problem, int packed_heads, const void* ptr,
                        int64_t head_dim, int64_t batch_stride, int64_t head_stride,
-                       int64_t row_stride, int box_rows, CUtensorMapL2promotion promotion) {
+                       int64_t row_stride, int box_rows) {
     return make_tensor_map<Element, kBox>(
         name, ptr, head_dim,
         {{packed_heads, head_stride, packed_heads},
          {problem.seqlen_q, row_stride, box_rows / packed_heads},
          {problem.num_heads / packed_heads, packed_heads * head_stride},
-         {problem.batch, batch_stride}},
-        promotion);
+         {problem.batch, batch_stride}});
 }
-
-// A miss of L2 fetches 128 bytes, as many as a row of a box has (96: 64). With 256 other columns
-// come before the box that wants them: caches of head_dim 128 and 256 were read 7 to 11 % slower.
-constexpr CUtensorMapL2promotion kPromotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
 
 template <class Traits>
 KernelParams make_kernel_params(const Problem& problem, const Tensors& t, TileCounter* counter,
-                                int packed_heads, CUtensorMapL2promotion promotion = kPromotion) {
+                                int packed_heads) {
     using Element = typename Traits::Element;
     constexpr int kBox = Traits::kBox;
     KernelParams p;
     p.q_map = make_q_map<Element, kBox>("q", problem, packed_heads, t.q_ptr, problem.head_dim,
                                         t.q_batch_stride, t.q_head_stride, t.q_row_stride,
-                                        Traits::kGroupM, promotion);
-    p.o_map =
-        make_q_map<Element, kBox>("out", problem, packed_heads, t.o_ptr, problem.head_dim_v,
-                                  t.o_batch_stride, t.o_head_stride, t.o_row_stride, 16, promotion);
+                                        Traits::kGroupM);
+    p.o_map = make_q_map<Element, kBox>("out", problem, packed_heads, t.o_ptr, problem.head_dim_v,
+                                        t.o_batch_stride, t.o_head_stride, t.o_row_stride, 16);
     if (problem.seqlen_k > 0) {
         p.k_map =
             make_kv_map<Element, kBox>("k", problem, t.k_ptr, problem.head_dim, t.k_batch_stride,
-                                       t.k_head_stride, t.k_row_stride, Traits::kBlockN, promotion);
+                                       t.k_head_stride, t.k_row_stride, Traits::kBlockN);
         p.v_map =
             make_kv_map<Element, kBox>("v", problem, t.v_ptr, problem.head_dim_v, t.v_batch_stride,
-                                       t.v_head_stride, t.v_row_stride, Traits::kBlockN, promotion);
+                                       t.v_head_stride, t.v_row_stride, Traits::kBlockN);
     } else {  // there is no map of nothing, and nothing is loaded
         p.k_map = p.v_map = p.q_map;
     }

@@ -16,18 +16,15 @@ struct Sizes {
     static constexpr int kBlockM = Traits::kClusterM;      // of a tile
 };
 
-// Steps go over the columns: what comes with a box, a step soon wants.
-constexpr CUtensorMapL2promotion kPromotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
-
 template <class Traits>
 KernelParams make_kernel_params(const Problem& problem, const Tensors& t) {
     KernelParams p{sm90::make_kernel_params<Sizes<Traits>>(problem, t, /*counter=*/nullptr,
-                                                           /*packed_heads=*/1, kPromotion),
+                                                           /*packed_heads=*/1),
                    0};
     if (problem.seqlen_k > 0) {
         p.v_map = sm90::make_kv_map<typename Traits::Element, Traits::kBox>(
             "v", problem, t.v_ptr, problem.head_dim_v, t.v_batch_stride, t.v_head_stride,
-            t.v_row_stride, Traits::kStepK, kPromotion);
+            t.v_row_stride, Traits::kStepK);
     }
     p.num_slices = ceil_div(p.head_dim, Traits::kBox);
     return p;

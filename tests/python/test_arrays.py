@@ -647,10 +647,20 @@ def test_what_is_not_plain_takes_the_long_way(short_way):
     torch.vmap(lambda x: [x, answer() is None and x][1])(q)
 
 
-def test_bfloat16_is_not_half_of_a_complex_number():
-    """The short way counts on it: such a view could negate when it is read."""
-    with pytest.raises(RuntimeError):
-        torch.complex(*torch.zeros(2, 3, dtype=torch.bfloat16))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_negated_views_take_the_long_way(short_way, dtype):
+    """In every dtype, though torch's public functions negate no bfloat16 and no int32."""
+    q, k, v = (x.to(dtype) for x in qkv(1, 2, 5, 7, 8))
+    lengths = torch.tensor([4], dtype=torch.int32)
+    expected = fa101.flash_attention(q, k, v, seqlens_k=lengths)
+    for i in range(3):
+        arrays = [torch._neg_view(-x) if i == j else x for j, x in enumerate((q, k, v))]
+        assert short_way(*arrays, None, None, None, None, False, "bhsd", _fa101.Options()) is None
+        assert torch.equal(fa101.flash_attention(*arrays, seqlens_k=lengths), expected)
+    with pytest.raises(ValueError, match="out is a negated view"):
+        fa101.flash_attention(q, k, v, out=torch._neg_view(torch.empty_like(q)))
+    negated = torch._neg_view(-lengths)
+    assert torch.equal(fa101.flash_attention(q, k, v, seqlens_k=negated), expected)
 
 
 def test_written_tensors_count_it(short_way):
