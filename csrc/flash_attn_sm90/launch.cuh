@@ -47,9 +47,8 @@ struct Axis {
 
 // The columns of head_dim and the axes around them for TMA, innermost first; a box has kBox
 // columns, swizzled as wgmma reads them. What lies outside arrives as zeros. A miss of L2 fetches
-// 128 bytes, no more than a row of the box has (at 96, two rows): with the 256 that TMA can ask
-// for, other columns come before the box that wants them, and a cache of head_dim 128 or 256 was
-// read 7 to 11 % slower.
+// 128 bytes, as many as a row of the box has (96: 64): with 256 other columns come before the box
+// that wants them, and caches of head_dim 128 and 256 were read 7 to 11 % slower.
 template <class Element, int kBox, int kAxes>
 CUtensorMap make_tensor_map(const char* name, const void* ptr, int64_t head_dim,
                             const Axis (&axes)[kAxes]) {
